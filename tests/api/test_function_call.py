@@ -166,8 +166,8 @@ def test_a_result_that_cannot_be_had(
         (lambda work: work.outer(), "is defined within a function"),
         (lambda work: work.Trainer().fit, "is not a function of a module"),
         (lambda work: work.first, "is not what the name twice means in api_work"),
-        (lambda work: functools.partial(work.where, 1), "partial: .*is no function"),
-        (lambda work: work.Trainer(), "Trainer: .*is no function"),
+        (lambda work: functools.partial(work.where, 1), "partial: .*is not a function"),
+        (lambda work: work.Trainer(), "Trainer: .*is not a function"),
     ],
 )
 def test_functions_that_ranks_cannot_import(

@@ -233,6 +233,7 @@ def test_live_text_is_cut_to_the_terminal_and_follows_its_size(
         terminal.read_until(lambda text: "…" in text)
         assert terminal.rows() == [("abcdefghij" * 3)[:28] + "…"]
         terminal.resize(20)
+        screen.live("abcdefghij" * 9)
         terminal.read_until(lambda text: text.count("…") == 2)
         # The old text took two rows of the narrower terminal; both were erased.
         assert terminal.text.count("\x1b[A\x1b[K") == 1

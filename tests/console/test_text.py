@@ -94,9 +94,9 @@ def test_a_table() -> None:
     assert table([], ("name",)) == []
 
 
-def test_a_table_is_padded_before_it_is_painted() -> None:
-    lines = table([("a", "b"), ("ccc", "d")], paint=lambda r, c, cell: f"<{cell}>")
-    assert lines == ["<a  >  <b>", "<ccc>  <d>"]
+def test_colours_take_no_columns_of_a_table() -> None:
+    red = Style(colours=True).red("a")
+    assert table([(red, "b"), ("ccc", "d")]) == [f"{red}    b", "ccc  d"]
 
 
 # --- colours -------------------------------------------------------------------------

@@ -22,13 +22,10 @@ from tfcluster.base.states import RunState, TaskState
 from tfcluster.record.events import Writer
 from tfcluster.record.liveness import (
     SILENCE_S,
-    LauncherState,
-    Life,
     Signs,
     acquire,
+    by_signs,
     identity,
-    judge,
-    judged,
     signs,
 )
 from tfcluster.record.load_run import read_run, read_summary
@@ -49,6 +46,14 @@ _SILENT = Signs(
     same_host=False,
     process=None,
     heartbeat_s=NOW_S - 1000,
+)
+
+
+FAR = RunView(
+    run="r",
+    name="r",
+    state=RunState.RUNNING,
+    launcher=LauncherView(pid=1, host="far", boot_id="b", start_time=1),
 )
 
 
@@ -89,17 +94,19 @@ def _signs(**extra: Any) -> Signs:
     ],
 )
 def test_the_verdict(seen: Signs, life: str, reason: str | None) -> None:
-    verdict = judge(seen, known=True, now_s=NOW_S)
-    assert verdict.life is Life(life)
-    assert (verdict.reason or "").startswith(reason or "")
-    assert bool(verdict.reason) == bool(reason)
+    shown = by_signs(FAR, seen, now_s=NOW_S)
+    assert (shown is FAR) == (life == "alive")
+    assert (shown.state is RunState.LOST) == (life == "dead")
+    assert (shown.reason or "").startswith(reason or "")
+    assert bool(shown.reason) == bool(reason)
 
 
 def test_before_the_first_event_only_silence_means_death() -> None:
+    view = replace(FAR, launcher=None)
     fresh = _signs(heartbeat_s=NOW_S - 1)
-    assert judge(fresh, known=False, now_s=NOW_S).life is Life.ALIVE
-    assert judge(_signs(held=True), known=False, now_s=NOW_S).life is Life.ALIVE
-    assert judge(_signs(), known=False, now_s=NOW_S).life is Life.DEAD
+    assert by_signs(view, fresh, now_s=NOW_S) is view
+    assert by_signs(view, _signs(held=True), now_s=NOW_S) is view
+    assert by_signs(view, _signs(), now_s=NOW_S).state is RunState.LOST
 
 
 def test_a_launcher_elsewhere_is_never_guessed_dead() -> None:
@@ -107,35 +114,30 @@ def test_a_launcher_elsewhere_is_never_guessed_dead() -> None:
         (True, False, None), (None, 0.0, NOW_S - 1, NOW_S + 3600)
     ):
         seen = _signs(held=held, heartbeat_s=heartbeat_s)
-        assert judge(seen, known=True, now_s=NOW_S).life is not Life.DEAD
+        assert by_signs(FAR, seen, now_s=NOW_S).state is RunState.RUNNING
 
 
 def test_a_lost_run_has_lost_its_tasks_and_an_exit_code() -> None:
-    view = RunView(
-        run="r",
-        name="r",
-        state=RunState.RUNNING,
+    view = replace(
+        FAR,
         tasks=(
             TaskView(task="worker:0", state=TaskState.RUNNING),
             TaskView(task="worker:1", state=TaskState.SUCCEEDED),
         ),
     )
-    lost = judged(view, LauncherState(Life.DEAD, "the launcher died", NOW_S))
+    dead = _signs(same_boot=True, heartbeat_s=NOW_S)
+    lost = by_signs(view, dead, now_s=NOW_S)
     assert (lost.state, lost.exit_code, lost.ended_s) == (RunState.LOST, 5, NOW_S)
     assert [t.state for t in lost.tasks] == [TaskState.LOST, TaskState.SUCCEEDED]
-    assert judged(view, LauncherState(Life.ALIVE)) == view
     ended = replace(view, state=RunState.STOPPED)
-    assert judged(ended, LauncherState(Life.DEAD)) == ended
+    assert by_signs(ended, dead, now_s=NOW_S) == ended
 
 
 def test_what_nobody_here_can_know_keeps_its_state_and_says_so() -> None:
-    launcher = LauncherView(pid=1, host="far", boot_id="b", start_time=1)
-    view = RunView(run="r", name="r", state=RunState.RUNNING, launcher=launcher)
-    shown = judged(view, LauncherState(Life.UNKNOWN, "not heard of", NOW_S))
+    shown = by_signs(FAR, _signs(heartbeat_s=NOW_S), now_s=NOW_S + 1000)
     assert shown.state is RunState.RUNNING
     assert shown.to_json()["unknown_since"] == "2026-11-20T10:15:00Z"
-    assert "check there" in (shown.reason or "")
-    assert "far" in (shown.reason or "")
+    assert "it runs on far, check there" in (shown.reason or "")
 
 
 # --- real processes ------------------------------------------------------------------

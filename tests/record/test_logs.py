@@ -134,23 +134,6 @@ def test_all_that_was_written_before_the_stop_is_shown(tmp_path: Path) -> None:
     assert follower.stop() == lines
 
 
-def test_a_file_that_is_cut_or_replaced_goes_on(tmp_path: Path) -> None:
-    path, other = tmp_path / "a", tmp_path / "b"
-    path.write_bytes(b"old old old\n")
-    follower = _Follower({"A": path})
-    follower.wait(lambda seen: seen == ["old old old"])
-    os.truncate(path, 0)
-    _append(path, b"cut\n")
-    follower.wait(lambda seen: seen[1:] == ["cut"])
-    other.write_bytes(b"replaced\n")
-    other.replace(path)
-    follower.wait(lambda seen: seen[2:] == ["replaced"])
-    path.unlink()
-    path.write_bytes(b"again\n")
-    follower.wait(lambda seen: seen[3:] == ["again"])
-    follower.stop()
-
-
 def test_a_long_line_is_cut_and_its_rest_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.touch()

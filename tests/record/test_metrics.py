@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tfcluster.record import metrics
 from tfcluster.record.metrics import (
     MetricsWriter,
     metrics_of,
     most_of_series,
     read_metrics,
-    thinned,
 )
 from tfcluster.record.paths import RunPaths
 
@@ -27,45 +28,32 @@ def steps(path: Path) -> list[int]:
     return [json.loads(text)["step"] for text in path.read_text().splitlines()]
 
 
-def test_long_series_are_halved_and_short_ones_kept() -> None:
-    long = [line(number) for number in range(8)]
-    short = [line(number, "epoch") for number in range(3)]
-    kept = thinned([*long, *short], 8)
-    assert [each["step"] for each in kept if each["type"] == "sample"] == [
-        0,
-        2,
-        4,
-        6,
-        7,
-    ]
-    assert [each["step"] for each in kept if each["type"] == "epoch"] == [0, 1, 2]
-
-
-def test_an_arbitrarily_long_run_keeps_few_lines_spread_evenly(tmp_path: Path) -> None:
+def test_an_arbitrarily_long_run_keeps_few_lines_spread_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_MOST_WAITING", 2000)
     paths = RunPaths(tmp_path)
     writer = MetricsWriter(paths, most=40)
     for second in range(2000):
         writer.sample(float(second), {"worker:0": {"step": second}})
-        if second % 50 == 0:  # else all lines would be written, and thinned, at once
-            writer.flush()
     writer.close(10)
     found = steps(paths.metrics)
-    assert 20 <= len(found) <= 41
-    assert found[0] == 0
+    assert 40 <= len(found) <= 40 * (1 + math.log(2000 / 40))
+    assert found[:40] == list(range(40))
     assert found[-1] == 1999
     gaps = [after - before for before, after in itertools.pairwise(found)]
-    assert max(gaps) <= 2000 / 10
+    assert max(gaps) <= 2000 / 40 + 1
 
 
-def test_samples_are_written_at_intervals_and_the_last_is_not_lost(
-    tmp_path: Path,
-) -> None:
+def test_the_last_line_of_each_series_is_not_lost(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    writer = MetricsWriter(paths, most=100, interval_s=10.0)
-    for second in range(25):
-        writer.sample(float(second), {"worker:0": {"step": second}})
+    writer = MetricsWriter(paths, most=100)
+    for tenth in range(25):
+        writer.sample(tenth / 10, {"worker:0": {"step": tenth}})
+    for number in range(3):
+        writer.add({**line(number, "epoch"), "t": 5 + number / 1000})
     writer.close(10)
-    assert steps(paths.metrics) == [0, 10, 20, 24]
+    assert steps(paths.metrics) == [0, 9, 18, 0, 1, 2, 24]
 
 
 def test_a_task_that_changes_no_more_is_written_no_more(tmp_path: Path) -> None:
@@ -74,8 +62,8 @@ def test_a_task_that_changes_no_more_is_written_no_more(tmp_path: Path) -> None:
     writer.sample(0.0, {"worker:0": {"step": 1}, "worker:1": {"step": 1}})
     writer.sample(5.0, {"worker:0": {"step": 1}, "worker:1": {"step": 2}})
     writer.close(10)
-    found = read_metrics(paths).samples
-    assert [(each.task, each.step) for each in found] == [
+    samples = read_metrics(paths).samples
+    assert [(sample.task, sample.step) for sample in samples] == [
         ("worker:0", 1),
         ("worker:1", 1),
         ("worker:1", 2),
@@ -96,8 +84,9 @@ def test_what_cannot_be_written_is_lost_and_nothing_else(tmp_path: Path) -> None
     paths = RunPaths(tmp_path / "gone")
     writer = MetricsWriter(paths, most=100)
     writer.sample(0.0, {"worker:0": {"step": 0}})
-    writer.flush()
+    writer.close(10)
     paths.root.mkdir()
+    writer = MetricsWriter(paths, most=100)
     writer.sample(2.0, {"worker:0": {"step": 2}})
     writer.close(10)
     assert steps(paths.metrics) == [2]
@@ -109,16 +98,15 @@ def test_a_line_that_cannot_be_encoded_is_lost_and_nothing_else(tmp_path: Path) 
     endless: list[Any] = []
     endless.append(endless)
     writer.add({**line(0), "value": endless})
-    writer.flush()
     writer.add(line(1))
     writer.close(timeout_s=10)
     assert steps(paths.metrics) == [1]
 
 
 def test_the_file_is_bounded_whatever_the_number_of_tasks() -> None:
-    assert most_of_series(1) == 2000
-    assert most_of_series(200) == 200
-    assert most_of_series(10_000) == 100
+    assert most_of_series(1) == 1000
+    assert most_of_series(100) == 100
+    assert most_of_series(10_000) == 50
 
 
 def test_everything_in_a_line_is_read() -> None:

@@ -111,6 +111,7 @@ def plain(state: Path) -> RunPaths:
     key = {"type": "task", "task": "worker:0", "attempt": 0}
     events = [
         {"t": T, **RUN, "argv": ["sleep", "3"]},
+        {"t": T + 0.5, **key, "state": "starting"},
         {"t": T + 1, **key, "state": "running"},
         {"t": T + 4, **key, "state": "succeeded", "exit_code": 0, "seconds": 3.0},
         {"t": T + 5, "type": "end", "state": "succeeded", "exit_code": 0},
@@ -125,6 +126,7 @@ def lost(state: Path) -> RunPaths:
     events = [
         {"t": T, **RUN, "argv": ["python"], **launcher},
         {"t": T + 1, "type": "state", "state": "running"},
+        {"t": T + 1, "type": "task", "task": "worker:0", "state": "starting"},
         {"t": T + 2, "type": "task", "task": "worker:0", "state": "running"},
     ]
     return write(state, "lost", events, [], ["worker:0"])

@@ -19,8 +19,7 @@ from tests.report.browser import Browser, find_browser, started
 from tfcluster.commands.report_trace import html
 from tfcluster.console.text import byte_size, clock
 from tfcluster.record.paths import RunPaths
-from tfcluster.report.charts import ChartLine, Point, bar_chart, downsampled, line_chart
-from tfcluster.report.history import Interval, spans
+from tfcluster.report.charts import ChartLine, Point, downsampled, line_chart
 from tfcluster.report.html import element
 from tfcluster.report.page import without_values
 
@@ -155,7 +154,7 @@ def _texts(picture: ET.Element) -> list[str]:
 
 @pytest.mark.parametrize("last", [0.4, 3.0, 59.0, 4_000.0])
 def test_labels_of_ticks_differ(last: float) -> None:
-    line = ChartLine([(0.0, 1_000_000.0), (last, 1_000_001.0)])
+    line = ChartLine("a", [(0.0, 1_000_000.0), (last, 1_000_001.0)])
     drawn = line_chart(
         [line],
         x="x",
@@ -163,48 +162,21 @@ def test_labels_of_ticks_differ(last: float) -> None:
         alt="",
         x_text=clock,
         y_text=lambda size: byte_size(int(size)),
-        from_zero=False,
     )
     texts = _texts(drawn)
     assert len(set(texts)) == len(texts)
     assert "0:00" in texts
     assert "1.0 MB" in texts
-    bars = bar_chart([("a", 0.3), ("b", 0.1)], x="seconds", alt="")
-    assert any(text.startswith("0.1") for text in _texts(bars))
-
-
-def test_long_names_take_two_lines() -> None:
-    name = "gradients of the embeddings of words"
-    drawn = bar_chart([(name, 1.0), ("b", 2.0)], x="seconds", alt="")
-    assert "".join(_texts(drawn)).count("words") == 1
 
 
 def test_a_point_without_neighbours_is_seen() -> None:
     """Each epoch of a short run may have one sample."""
     gap: Point = (0.0, None)
-    line = ChartLine([(0.0, 1.0), gap, (1.0, 2.0), (2.0, 2.5), gap, (3.0, 3.0)])
+    line = ChartLine("a", [(0.0, 1.0), gap, (1.0, 2.0), (2.0, 2.5), gap, (3.0, 3.0)])
     drawn = line_chart([line], x="step", y="", alt="")
     style = "fill: var(--c0)"
     marks = [each for each in drawn.iter("use") if style in each.get("style", "")]
     assert len(marks) == 2
-
-
-def test_spans_of_attempts() -> None:
-    key = {"type": "task", "task": "a", "attempt": 0}
-    again = {**key, "attempt": 1}
-    events = [
-        {**key, "t": 1, "state": "starting"},
-        {**key, "t": 2, "state": "running"},
-        {**key, "t": 3, "phase": "joining"},
-        {**key, "t": 4, "state": "failed"},
-        {**again, "t": 5, "state": "running"},
-        {**key, "t": "x", "state": "running"},
-    ]
-    assert spans(events, 9.0) == [
-        Interval("a", 0, "starting", 1, 2),
-        Interval("a", 0, "running", 2, 4, "failed"),
-        Interval("a", 1, "running", 5, 9.0),
-    ]
 
 
 def test_elements_escape_and_show_what_is_invisible() -> None:

@@ -79,8 +79,9 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 def test_the_lock_remains_while_a_launcher_has_it() -> None:
     """Launchers inherit it: a folder is in use until the last of them has ended."""
     scratch = Scratch()
-    inherited = os.dup(scratch._lock)
-    os.close(scratch._lock)
+    assert scratch._lock is not None
+    inherited = os.dup(scratch._lock._descriptor)
+    os.close(scratch._lock._descriptor)
     remove_abandoned()
     assert scratch.folder.exists()
     os.close(inherited)

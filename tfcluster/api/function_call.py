@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from tfcluster.api import rank_program
 from tfcluster.api.launching import IMPORTING, begin
-from tfcluster.api.run_handle import Outcome, Run
+from tfcluster.api.run_handle import Run
 from tfcluster.base import plain_data
 from tfcluster.base.errors import ConfigError, Problem, ResourceError
 from tfcluster.launcher.tensorflow_detection import module_uses_tensorflow
@@ -140,22 +140,22 @@ def run(
         TypeError: An argument is not plain data; the message names the argument's path,
             ``args[0]['model']``. A result that is not plain data fails the run.
     """
-    known = dict(os.environ if environ is None else environ)
+    environ = dict(os.environ if environ is None else environ)
     if arguments and args:
         hint = "give them once"
         raise ConfigError([Problem("args", "are also given as arguments", hint)])
     if twice := sorted((kwargs or {}).keys() & keywords.keys()):
         what = f"has {', '.join(twice)}, also given as a keyword"
         raise ConfigError([Problem("kwargs", what, "give it once")])
-    given, named = tuple(arguments or args), {**(kwargs or {}), **keywords}
+    args, kwargs = tuple(arguments or args), {**(kwargs or {}), **keywords}
     source = locate(function)
-    require_fitting(function, given, named)
+    require_fitting(function, args, kwargs)
     trains = _mentions_tensorflow(source)
     if not trains:
         settings = {"runtime.require_exchange": False, **(settings or {})}
-    with _folder(known) as folder:
+    with _folder(environ) as folder:
         text = _SOURCE.format(function=source.name, mention=_MENTION if trains else "")
-        _write(folder, text, source, given, named, all_results=all_results)
+        _write(folder, text, source, args, kwargs, all_results=all_results)
         handle = begin(
             command=["python", str(folder / _PROGRAM)],
             workers=workers,
@@ -167,22 +167,17 @@ def run(
             arguments=(),
             settings=settings,
             detach=False,
-            environ=known,
+            environ=environ,
             scratch=folder,
         )
         with handle:
-            outcome = _finished(handle, echo=echo)
-        outcome.check()
+            if echo:
+                for line in handle.logs(follow=True):
+                    print(f"{line.task} {line}", flush=True)  # noqa: T201 - asked for
+            handle.wait().check()
         ranks = range(workers) if all_results else range(1)
         results: list[T] = [_result(folder, rank, handle) for rank in ranks]
         return results if all_results else results[0]
-
-
-def _finished(handle: Run, *, echo: bool) -> Outcome:
-    if echo:
-        for line in handle.logs(follow=True):
-            print(f"{line.task} {line}", flush=True)  # noqa: T201 - asked for
-    return handle.wait()
 
 
 @contextlib.contextmanager
@@ -211,7 +206,7 @@ def _write(
     all_results: bool,
 ) -> None:
     """Write the files that a rank needs. Raises NotPlainError or ResourceError."""
-    asked = {
+    call = {
         "args": args,
         "kwargs": kwargs,
         "function": source.name,
@@ -224,7 +219,7 @@ def _write(
     for place, value in (("args", args), ("kwargs", kwargs)):
         plain_data.check(value, place)
     try:
-        plain_data.write(str(folder / rank_program.ARGUMENTS), asked, "the call")
+        plain_data.write(str(folder / rank_program.ARGUMENTS), call, "the call")
         (folder / _PROGRAM).write_text(program)
         for module in _COPIED:
             assert module.__file__ is not None  # they are files of this package
@@ -279,12 +274,10 @@ def locate(function: Callable[..., Any]) -> FunctionSource:
     if "<locals>" in name:
         what = "is defined within a function: ranks cannot import it"
         raise _refused(name, what, "move it to the level of its module")
-    if not hasattr(function, "__qualname__"):
-        hint = "give a function of a module, and its arguments after it"
-        raise _refused(name, "an object of this type is no function", hint)
-    if "." in name or not callable(function):
+    if "." in name or not hasattr(function, "__qualname__"):
         what = "is not a function of a module: ranks cannot import it"
-        raise _refused(name, what, "give a function that is defined at module level")
+        hint = "give a function that is defined at module level, then its arguments"
+        raise _refused(name, what, hint)
     if module is not None and getattr(module, name, None) is not function:
         what = f"is not what the name {name} means in {home}: ranks would call that"
         raise _refused(name, what, f"define `def {name}` once, at module level")

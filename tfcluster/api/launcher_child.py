@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -66,78 +65,64 @@ def start(
 
     When the launcher ends, it removes ``scratch`` if this process is gone by then.
     """
-    asked = {
+    request = {
         "description": to_plain(description),
         "parent": os.getpid(),
         "detach": detach,
         "scratch": None if scratch is None else str(scratch),
     }
-    with tempfile.TemporaryFile() as said:
-        process, answer = _started(asked, environ, said)
+    with tempfile.TemporaryFile() as output:
+        process = _started(environ, output)
+        assert process.stdin is not None  # both are pipes
+        assert process.stdout is not None
         try:
-            line = answer.readline()
+            with process.stdout as answers:
+                _send(process.stdin, request)
+                line = answers.readline()
         except BaseException:  # Ctrl-C: nobody would know about the run
             process.terminate()
             process.wait()
             raise
-        finally:
-            answer.close()
         child = LauncherChild(process)
         if not line:
             child.wait(None)
-            said.seek(0)
-            raise _died(process.returncode, said.read())
-    told: dict[str, Any] = json.loads(line)
-    if "error" in told:
+            output.seek(0)
+            raise _died(process.returncode, output.read())
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
         child.wait(None)
-        raise error_from_plain(told["error"])
-    return str(told["run"]), child
+        raise error_from_plain(answer["error"])
+    return str(answer["run"]), child
 
 
-def _started(
-    asked: Mapping[str, Any], environ: Mapping[str, str], said: IO[bytes]
-) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """Start the process; returns it and the pipe on which it answers."""
-    reading, writing = _pipe()
+def _started(environ: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
-        process = subprocess.Popen(
-            module_argv((sys.executable,), _PROCESS, str(writing)),
+        return subprocess.Popen(
+            module_argv((sys.executable,), _PROCESS),
             stdin=subprocess.PIPE,
-            stdout=said,
-            stderr=said,
+            stdout=subprocess.PIPE,
+            stderr=output,
             env=dict(environ),
-            pass_fds=(writing,),
             # Ctrl-C is for the caller, which may go on, stop the run, or wait for it.
             start_new_session=True,
         )
     except OSError as error:
-        os.close(reading)
         raise ResourceError(
             f"the launcher cannot be started: {sys.executable}: {error.strerror}"
         ) from error
-    finally:
-        os.close(writing)
-    assert process.stdin is not None  # it is a pipe
+
+
+def _send(pipe: IO[bytes], request: Mapping[str, Any]) -> None:
     try:
-        with process.stdin:
-            process.stdin.write(json.dumps(asked).encode())
+        with pipe:
+            pipe.write(json.dumps(request).encode())
     except BrokenPipeError:
         pass  # it has ended: its output says why
-    return process, os.fdopen(reading, "rb")
 
 
-def _pipe() -> tuple[int, int]:
-    """A pipe above the standard descriptors, which the program may have closed."""
-    low = os.pipe()
-    first, second = (fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3) for each in low)
-    for each in low:
-        os.close(each)
-    return first, second
-
-
-def _died(code: int, said: bytes) -> ResourceError:
+def _died(code: int, output: bytes) -> ResourceError:
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    lines = said.decode(errors="backslashreplace").splitlines()[-_SHOWN_LINES:]
+    lines = output.decode(errors="backslashreplace").splitlines()[-_SHOWN_LINES:]
     return ResourceError(
         f"the launcher ended before the run started ({how})",
         hint="\n".join(["it said:", *lines]) if lines else None,
@@ -152,26 +137,17 @@ def error_to_plain(error: TfclusterError) -> dict[str, Any]:
         "message": error.message,
         "hint": error.hint,
         "code": int(error.exit_code),
-        "problems": [list(problem) for problem in error.problems]
-        if isinstance(error, ConfigError)
-        else [],
+        "problems": error.problems if isinstance(error, ConfigError) else (),
     }
 
 
-def error_from_plain(found: dict[str, Any]) -> TfclusterError:
+def error_from_plain(plain: dict[str, Any]) -> TfclusterError:
     """The original error: of the same class, with the same words and exit code."""
-    kind = getattr(errors, found["kind"])
-    error: TfclusterError
-    if kind is ConfigError:
-        error = ConfigError([Problem(*problem) for problem in found["problems"]])
-    else:
-        error = kind(found["message"], hint=found["hint"])
-    error.exit_code = ExitCode(found["code"])
-    return shown(error)
-
-
-def shown(error: TfclusterError) -> TfclusterError:
-    """The error, with its hint in what Python prints (from Python 3.11 on)."""
-    if error.hint and hasattr(error, "add_note"):
+    if plain["kind"] == ConfigError.__name__:
+        return ConfigError([Problem(*problem) for problem in plain["problems"]])
+    kind = getattr(errors, plain["kind"])
+    error: TfclusterError = kind(plain["message"], hint=plain["hint"])
+    error.exit_code = ExitCode(plain["code"])
+    if error.hint and hasattr(error, "add_note"):  # from Python 3.11 on
         error.add_note(f"hint: {error.hint}")
     return error

@@ -1,7 +1,8 @@
 """The process that drives a run for a Python program.
 
 It reads what to launch as JSON from standard input, and answers with one line of JSON
-on a pipe once there is a run or an error. It ends the run if the program is gone.
+on standard output once there is a run or an error. It ends the run if the program is
+gone.
 """
 
 from __future__ import annotations
@@ -24,36 +25,46 @@ from tfcluster.launcher.detach import leave_terminal
 from tfcluster.plan.description_json import from_plain
 from tfcluster.plan.model import Description
 from tfcluster.record.crash import crashed
-from tfcluster.record.files import write_all
 from tfcluster.record.paths import RunPaths
 
 
-def main(argv: Sequence[str]) -> int:
-    """Launch and return the run's exit code. ``argv`` has the pipe's descriptor."""
+def main(_argv: Sequence[str]) -> int:
+    """Launch and return the run's exit code."""
     _hear_signals()
-    answer = _Answer(int(argv[0]))
-    asked: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    parent, detach = int(asked["parent"]), bool(asked["detach"])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    request: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    parent, detach = int(request["parent"]), bool(request["detach"])
     if not detach:
         _end_with(parent)
 
+    def send(message: dict[str, Any]) -> None:
+        """Send the one line of the answer; the program may be gone."""
+        with contextlib.suppress(OSError), answers:
+            answers.write(f"{json.dumps(message)}\n")
+
     def begun(paths: RunPaths) -> None:
         leave_terminal(paths)
-        answer.say({"run": paths.run})
+        send({"run": paths.run})
 
     try:
-        description = from_plain(Description, asked["description"])
+        description = from_plain(Description, request["description"])
         # This process has left its terminal and keeps running: only a job still needs
         # to be detached.
         detach = detach and submits_to(description, os.environ) is not None
         return launch_described(description, os.environ, detach=detach, begun=begun)
-    except TfclusterError as error:
-        return answer.refuse(error)
-    except Exception as error:
-        return answer.refuse(crashed(error, os.environ))
+    except Exception as caught:
+        error = caught
+        if not isinstance(error, TfclusterError):
+            error = crashed(error, os.environ)
+        if answers.closed:
+            print(*error.lines(), sep="\n", file=sys.stderr)  # noqa: T201 - to the log
+        else:
+            send({"error": error_to_plain(error)})
+        return int(error.exit_code)
     finally:
-        if asked["scratch"] is not None and os.getppid() != parent:
-            shutil.rmtree(asked["scratch"], ignore_errors=True)
+        if request["scratch"] is not None and os.getppid() != parent:
+            shutil.rmtree(request["scratch"], ignore_errors=True)
 
 
 def _hear_signals() -> None:
@@ -62,27 +73,6 @@ def _hear_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class _Answer:
-    """The pipe to the program, for a single line."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        os.set_inheritable(descriptor, False)
-
-    def say(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the program is gone
-            write_all(self._descriptor, json.dumps(message).encode() + b"\n")
-        os.close(self._descriptor)
-        self._descriptor = -1
-
-    def refuse(self, error: TfclusterError) -> int:
-        if self._descriptor >= 0:
-            self.say({"error": error_to_plain(error)})
-        else:
-            print(*error.lines(), sep="\n", file=sys.stderr)  # noqa: T201 - to the log
-        return int(error.exit_code)
 
 
 def _end_with(parent: int) -> None:

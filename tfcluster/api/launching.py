@@ -81,24 +81,22 @@ def begin(
     environ: Mapping[str, str] | None,
     scratch: Path | None = None,
     usual_name: str | None = None,
-    **given: Any,
+    **options: Any,
 ) -> Run:
     """See ``launch``. The launcher removes ``scratch`` if we die before it ends.
 
     ``usual_name`` is the name of a run without ``name``; other runs may have it, too.
     """
-    wrong = _misfits({"config": config, "environ": environ, **given})
-    if wrong:
-        raise ConfigError(wrong)
-    known = dict(os.environ if environ is None else environ)
-    _refuse_recursion(known)
-    description = _described(config, known, **given)
+    _refuse_misfits({"config": config, "environ": environ, **options})
+    environ = dict(os.environ if environ is None else environ)
+    _refuse_recursion(environ)
+    description = _described(config, environ, **options)
     if usual_name is not None and not description.named:
         description = replace(description, name=configuration.as_name(usual_name))
     run, child = launcher_child.start(
-        description, known, detach=detach, scratch=scratch
+        description, environ, detach=detach, scratch=scratch
     )
-    return Run(run, known, child)
+    return Run(run, environ, child)
 
 
 def attach(run: str | None = None, *, environ: Mapping[str, str] | None = None) -> Run:
@@ -107,8 +105,7 @@ def attach(run: str | None = None, *, environ: Mapping[str, str] | None = None) 
     The run may be over, and it does not matter who launched it. Raises ConfigError if
     there is no such run.
     """
-    known = dict(os.environ if environ is None else environ)
-    return Run(run, known)
+    return Run(run, environ)
 
 
 def _described(
@@ -141,7 +138,9 @@ def _described(
             )
         else:
             loaded = configuration.from_command(
-                _words(command or ()),
+                shlex.split(command)
+                if isinstance(command, str)
+                else list(map(str, command or ())),
                 count=workers or 0,
                 ps=ps or 0,
                 hosts=hosts
@@ -183,28 +182,18 @@ def _refuse_recursion(environ: Mapping[str, str]) -> None:
 _SETTING = "a number, a text, a list or a dictionary"
 
 
-def _misfits(given: Mapping[str, Any]) -> list[Problem]:
-    """What has a wrong type or does not fit together; the place of each is an argument.
+def _refuse_misfits(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if arguments have wrong types or do not fit together.
 
-    If only settings are wrong, nothing is reported here: ``launch`` reports problems of
-    settings together with those of the configuration.
+    The values of settings are checked later, together with the configuration.
     """
-    mistyped = [
-        Problem(name, f"must be {what}; found {_shown(given[name])}")
-        for name, (is_good, what) in _TYPES.items()
-        if given.get(name) is not None and not is_good(given[name])
-    ]
-    found = [*_misused(given), *mistyped]
-    if found and _has_names(given.get("settings")):
-        found += _overrides(given["settings"])[1]
-    return found
-
-
-def _words(command: str | Sequence[Any]) -> list[str]:
-    """The words of a command that has no ``_misfits``."""
-    if isinstance(command, str):
-        return shlex.split(command)
-    return [str(word) for word in command]
+    problems = _misused(options)
+    for name, (is_good, what) in _TYPES.items():
+        value = options.get(name)
+        if value is not None and not is_good(value):
+            problems.append(Problem(name, f"must be {what}; found {_shown(value)}"))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _overrides(settings: Mapping[str, Any]) -> tuple[list[str], list[Problem]]:
@@ -223,8 +212,8 @@ def _overrides(settings: Mapping[str, Any]) -> tuple[list[str], list[Problem]]:
     return texts, problems
 
 
-def _misused(given: Mapping[str, Any]) -> list[Problem]:
-    config, command = given.get("config"), given.get("command")
+def _misused(options: Mapping[str, Any]) -> list[Problem]:
+    config, command = options.get("config"), options.get("command")
     problems = []
     if (config is None) == (command is None):
         what = (
@@ -232,13 +221,13 @@ def _misused(given: Mapping[str, Any]) -> list[Problem]:
         )
         hint = 'launch("cluster.yaml"), or launch(command=["python", "train.py"], ...)'
         problems.append(Problem("launch", what, hint))
-    elif config is None and given.get("workers") is None:
+    elif config is None and options.get("workers") is None:
         hint = 'launch(command=["python", "train.py"], workers=4)'
         problems.append(Problem("workers", "is missing: how many run it?", hint))
-    if config is not None and given.get("hosts") is not None:
+    if config is not None and options.get("hosts") is not None:
         hint = 'settings={"hosts": ["node1", "node2"]}'
         problems.append(Problem("hosts", "is for a command, not for a file", hint))
-    if config is None and given.get("arguments"):
+    if config is None and options.get("arguments"):
         hint = "append them to the command"
         problems.append(Problem("arguments", "are for a file's command", hint))
     return problems

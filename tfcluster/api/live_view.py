@@ -1,93 +1,60 @@
-"""Shows a run as it changes: in a notebook, in a terminal, or as plain lines."""
+"""Shows a run as it changes: in the output of a notebook's cell, or on a screen."""
 
 from __future__ import annotations
 
 import html
 import importlib
-import importlib.util
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tfcluster.base.states import RunState
-from tfcluster.console.text import fold_tasks
-from tfcluster.console.views.status import status, status_line
+from tfcluster.console.screen import Screen
+from tfcluster.console.views.progress import live_text
+from tfcluster.console.views.status import status
 from tfcluster.record.run_status import RunView
 
-Show = Callable[[RunView], None]
+_CLOSE_S = 5.0
 
 
 @contextmanager
-def live_view() -> Iterator[Show]:
+def live_view() -> Iterator[Callable[[RunView], None]]:
     """A function that shows the state of a run in place of the previous state."""
-    if in_notebook():
-        yield _notebook()
-    elif sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        with _rich() as show:
-            yield show
-    else:
-        yield _Lines().show
-
-
-def in_notebook() -> bool:
-    """Whether an IPython kernel runs us, so that output can be redrawn."""
+    # A kernel of IPython can redraw the output of a cell.
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    return shell is not None and hasattr(shell, "kernel")
-
-
-def _notebook() -> Show:
-    # Not an import statement: the notebook has already loaded IPython.
-    display = importlib.import_module("IPython.display").display
-    handle: Any = None
+    if shell is not None and hasattr(shell, "kernel"):
+        yield _Notebook().show
+        return
+    screen = Screen(None, sys.stdout, environ=os.environ)
 
     def show(view: RunView) -> None:
-        nonlocal handle
-        text = _text(view)
-        shown = {
-            "text/plain": text,
-            "text/html": f"<pre>{html.escape(text)}</pre>",
-        }
-        if handle is None:
-            handle = display(shown, raw=True, display_id=True)
-        else:
-            handle.update(shown, raw=True)
+        if not view.state.final:
+            screen.live(live_text(view, time.time()))
+            return
+        screen.live(None)
+        screen.show(status(view, time.time(), screen.style))
 
-    return show
+    try:
+        yield show
+    finally:
+        screen.close(_CLOSE_S)
 
 
-@contextmanager
-def _rich() -> Iterator[Show]:
-    live_class = importlib.import_module("rich.live").Live
-    text_class = importlib.import_module("rich.text").Text
-    with live_class(auto_refresh=False) as live:
-        yield lambda view: live.update(text_class(_text(view)), refresh=True)
-
-
-class _Lines:
-    """Prints a line whenever the state of the run or of a task has changed."""
+class _Notebook:
+    """One output of a cell, which is redrawn."""
 
     def __init__(self) -> None:
-        self._last = ""
+        self._handle: Any = None
 
     def show(self, view: RunView) -> None:
-        if view.state.final:
-            print(_text(view), flush=True)  # noqa: T201 - the caller's output
+        text = "\n".join(status(view, time.time()))
+        shown = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+        if self._handle is not None:
+            self._handle.update(shown, raw=True)
             return
-        line = status_line(view, time.time())
-        if view.state is not RunState.STARTING:
-            tasks: dict[str, list[str]] = {}
-            for task in view.tasks:
-                word = task.phase or str(task.state)
-                tasks.setdefault(word, []).append(task.task)
-            words = (f"{fold_tasks(names)} {word}" for word, names in tasks.items())
-            line = f"{line}  {', '.join(words)}"
-        if line != self._last:
-            self._last = line
-            print(line, flush=True)  # noqa: T201 - the caller's output
-
-
-def _text(view: RunView) -> str:
-    return "\n".join(status(view, time.time()))
+        # Not an import statement: the notebook has already loaded IPython.
+        display = importlib.import_module("IPython.display").display
+        self._handle = display(shown, raw=True, display_id=True)

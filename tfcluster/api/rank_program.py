@@ -32,15 +32,15 @@ def result_name(rank: int) -> str:
 
 def main(folder: str, plain_data: PlainData) -> None:
     """Call the function that the files in ``folder`` describe, and write its result."""
-    asked = plain_data.read(os.path.join(folder, ARGUMENTS))  # noqa: PTH118 - as below
+    call = plain_data.read(os.path.join(folder, ARGUMENTS))  # noqa: PTH118 - as below
     sys.path[:] = [place for place in sys.path if place != folder]
-    for place in reversed(asked["path"]):
+    for place in reversed(call["path"]):
         if place not in sys.path:
             sys.path.insert(0, place)
-    function = _function(asked)
-    value = function(*asked["args"], **asked["kwargs"])
+    function = _function(call)
+    value = function(*call["args"], **call["kwargs"])
     rank = int(os.environ.get("TFCLUSTER_RANK", "0"))
-    if rank == 0 or asked["all_results"]:
+    if rank == 0 or call["all_results"]:
         target = os.path.join(folder, result_name(rank))  # noqa: PTH118 - few imports
         try:
             plain_data.write(target, value, "result")
@@ -48,13 +48,12 @@ def main(folder: str, plain_data: PlainData) -> None:
             raise TypeError(str(error)) from None  # hides the traceback in plain_data
 
 
-def _function(asked: dict[str, Any]) -> Callable[..., Any]:
-    name, module = asked["function"], asked["module"]
-    if asked["script"] is None:
-        found = importlib.import_module(module)
+def _function(call: dict[str, Any]) -> Callable[..., Any]:
+    if call["script"] is None:
+        module = importlib.import_module(call["module"])
     else:
-        found = _script(asked["script"], asked["importing"])
-    function: Callable[..., Any] = getattr(found, name)
+        module = _script(call["script"], call["importing"])
+    function: Callable[..., Any] = getattr(module, call["function"])
     return function
 
 

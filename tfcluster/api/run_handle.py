@@ -130,13 +130,10 @@ class LogLine(str):
     task: str
     """The task, such as ``worker:0``."""
 
-    def __new__(cls, text: str, task: str) -> LogLine:
+    def __new__(cls, text: str, task: str = "") -> LogLine:
         line = super().__new__(cls, text)
         line.task = task
         return line
-
-    def __reduce__(self) -> tuple[type[LogLine], tuple[str, str]]:
-        return LogLine, (str(self), self.task)
 
 
 class Run:
@@ -154,13 +151,12 @@ class Run:
         self._environ = dict(os.environ if environ is None else environ)
         self._paths = find(state_dir(self._environ), run)
         self._launched = child
-        self._never = threading.Event()
 
     @property
     def _child(self) -> LauncherChild | None:
         """Our child, if we can wait for its end; otherwise only the record shows it."""
-        child = self._launched
-        return child if child is not None and child.is_ours else None
+        launched = self._launched
+        return launched if launched is not None and launched.is_ours else None
 
     @property
     def id(self) -> str:
@@ -201,7 +197,7 @@ class Run:
             left_s = _POLL_S if until is None else until - time.monotonic()
             if left_s <= 0:
                 raise self._still_runs(timeout_s)
-            self._never.wait(min(_POLL_S, left_s))
+            time.sleep(min(_POLL_S, left_s))
 
     def logs(
         self, task: str | None = None, *, follow: bool = False, last: int | None = None
@@ -225,7 +221,9 @@ class Run:
         if follow:
             batches = follow_logs(self._paths, files, last)
         else:
-            batches = follow_files(files, _Now(), last=last)
+            over = threading.Event()
+            over.set()
+            batches = follow_files(files, over, last=last)
         for task, lines in batches:
             for line in lines:
                 yield LogLine(sanitise(settle(line)), task)
@@ -258,19 +256,20 @@ class Run:
     def watch(self, *, refresh_s: float = 1.0) -> Outcome:
         """Show the run's state until it is over; returns as ``wait`` does.
 
-        In a notebook, the output of the cell is redrawn every ``refresh_s`` seconds. In
-        a terminal, rich redraws it if that is installed. Elsewhere, a line is printed
-        whenever something has changed. Ctrl-C ends the view; the run continues.
+        In a notebook or a terminal, the view is redrawn every ``refresh_s`` seconds.
+        Elsewhere, a line is printed now and then if something has changed. Ctrl-C ends
+        the view; the run continues.
         """
         from tfcluster.api.live_view import live_view
 
         with live_view() as show:
-            while True:
-                view = self._view()
+            while not (view := self._view()).state.final:
                 show(view)
-                if view.state.final:
-                    break
-                self._pause(refresh_s)
+                if (child := self._child) is not None:
+                    child.wait(refresh_s)
+                else:
+                    time.sleep(refresh_s)
+            show(view)
         return self.wait()
 
     def __enter__(self) -> Run:
@@ -315,13 +314,6 @@ class Run:
         over = view.state.final and not view.awaits_another_start
         return Outcome(view.to_json()) if over else None
 
-    def _pause(self, seconds: float) -> None:
-        """Wait, but no longer than the launcher lives."""
-        if (child := self._child) is not None:
-            child.wait(seconds)
-        else:
-            self._never.wait(seconds)
-
     def _await_launcher(self) -> None:
         """Wait until a run that has just begun can be stopped."""
         until = time.monotonic() + _BEGINNING_S
@@ -334,10 +326,3 @@ class Run:
 
     def _still_runs(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(f"{self.id} is not over after {timeout_s:g} s")
-
-
-class _Now:
-    """Like an Event that is set: only existing lines are read."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return True

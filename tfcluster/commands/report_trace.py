@@ -72,19 +72,19 @@ def html(run: str | None, environ: Mapping[str, str]) -> str:
         hint = "pip install 'tfcluster[report]'"
         raise ConfigError([Problem("tfcluster report", problem, hint)])
     # These modules import matplotlib.
-    from tfcluster.report.history import history
+    from tfcluster.report.history import History
     from tfcluster.report.page import page
 
     view = one_run(run, environ)
     paths = find(state_dir(environ), view.run)
     settings = (read_json(paths.launched) or {}).get("description")
     return page(
-        history(
+        History(
             view,
+            time.time(),
             read_events(paths.events),
             read_metrics(paths),
             settings if isinstance(settings, dict) else None,
-            time.time(),
         )
     )
 

@@ -103,7 +103,7 @@ def logs(
         ordered = sorted(files, key=lambda task: task == folding.first)
         batches = read_logs({task: files[task] for task in ordered}, count)
     for task, lines in batches:
-        show(folding.take(task, echo.chosen(task, lines), time.monotonic()))
+        show(folding.add(task, echo.chosen(task, lines), time.monotonic()))
     show(folding.rest())
     if note := continuation_text(paths):
         _say(note)

@@ -46,7 +46,6 @@ def is_debugging(environ: Mapping[str, str]) -> bool:
 
 DEFAULT = Display()
 
-
 # Cyan, yellow, green, magenta, blue, and their bright forms; red is for failures.
 _PALETTE = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _BOLD, _DIM, _RED, _GREEN, _YELLOW = 1, 2, 31, 32, 33
@@ -67,6 +66,10 @@ class Style:
         """
         text = f"{task} +{also}" if also else task
         return self._paint(text.ljust(self.width), _colour(task)) + " | "
+
+    def header(self, *names: str) -> list[str]:
+        """The header of a table."""
+        return list(map(self.dim, names))
 
     def bold(self, text: str) -> str:
         return self._paint(text, _BOLD)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.vocabulary import RANKED_TYPES
@@ -42,22 +43,27 @@ class LineFolding:
         self._waiting: dict[str, OrderedDict[str, float]] = {}
         """By rank: its waiting lines, and when each came."""
 
-    def take(self, task: str, lines: Sequence[str], now_s: float) -> list[Shown]:
+    def add(self, task: str, lines: Sequence[str], now_s: float) -> list[Shown]:
         """What to show once ``task`` has printed ``lines``."""
         if self.first is None or not is_rank(task):
             return [Shown(task, 0, list(lines))] if lines else []
-        return _joined(self._taken(task, lines, now_s))
+        return _joined(self._added(task, lines, now_s))
 
     def due(self, now_s: float) -> list[Shown]:
         """The lines that have waited long enough, and are shown now."""
-        return _joined(self._due(now_s))
+        return _joined(
+            shown
+            for task, waiting in list(self._waiting.items())
+            if waiting and next(iter(waiting.values())) + WAIT_S <= now_s
+            for shown in self._released(task)
+        )
 
     def rest(self, task: str | None = None) -> list[Shown]:
         """The lines of ``task``, or of all ranks, that wait; they are shown now."""
         tasks = list(self._waiting) if task is None else [task]
         return _joined(shown for one in tasks for shown in self._released(one))
 
-    def _taken(self, task: str, lines: Sequence[str], now_s: float) -> Iterator[Shown]:
+    def _added(self, task: str, lines: Sequence[str], now_s: float) -> Iterator[Shown]:
         for line in lines:
             if task == self.first:
                 yield Shown(task, self._claimed(line, task), [line])
@@ -69,11 +75,6 @@ class LineFolding:
                 waiting[line] = now_s
                 if len(waiting) > _WAITING:
                     yield from self._released(task)
-
-    def _due(self, now_s: float) -> Iterator[Shown]:
-        for task, waiting in list(self._waiting.items()):
-            if waiting and next(iter(waiting.values())) + WAIT_S <= now_s:
-                yield from self._released(task)
 
     def _released(self, task: str) -> Iterator[Shown]:
         """Show all waiting lines of ``task``: later ones must not wait alone."""
@@ -103,11 +104,7 @@ def _place(rank: str) -> tuple[int, int]:
 
 def _joined(shown: Iterable[Shown]) -> list[Shown]:
     """Join adjacent lines of the same ranks."""
-    joined: list[Shown] = []
-    for each in shown:
-        last = joined[-1] if joined else None
-        if last is not None and (last.task, last.also) == (each.task, each.also):
-            last.lines += each.lines
-        else:
-            joined.append(each)
-    return joined
+    return [
+        Shown(*ranks, [line for part in parts for line in part.lines])
+        for ranks, parts in groupby(shown, key=lambda part: (part.task, part.also))
+    ]

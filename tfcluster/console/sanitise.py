@@ -35,9 +35,12 @@ def sanitise(text: str) -> str:
         return text
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if "\x1b" in text or "\x9b" in text:
-        text = _COLOURS.sub("", text)
-    return _HOSTILE.sub(_visible, text)
+    return _HOSTILE.sub(_visible, without_colours(text))
+
+
+def without_colours(text: str) -> str:
+    """The text without sequences that set colours and other renditions."""
+    return _COLOURS.sub("", text) if "\x1b" in text or "\x9b" in text else text
 
 
 def sanitise_word(text: str) -> str:

@@ -58,7 +58,7 @@ class Screen:
         name = self._out_style.prefix(sanitise_word(task), also)
         prefix = self._display.stamp(time.time()) + name
 
-        def render(lines: Sequence[str]) -> str:
+        def render() -> str:
             gap = f"… {plural(skipped, 'line')} not shown, see its log file"
             text = [prefix + gap] if skipped else []
             for line in lines:

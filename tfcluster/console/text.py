@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from tfcluster.base.vocabulary import RANKED_TYPES, TASK_TYPES
+from tfcluster.console.sanitise import without_colours
+from tfcluster.plan.host_patterns import fold
 
 
 def width(text: str) -> int:
-    """The number of terminal columns that the text takes."""
+    """The number of terminal columns that the text takes, apart from colours."""
+    text = without_colours(text)
     if text.isascii():
         return len(text)
     return sum(map(_columns, text))
@@ -83,30 +86,24 @@ def table(
     *,
     right: Iterable[int] = (),
     indent: str = "",
-    paint: Callable[[int, int, str], str] | None = None,
 ) -> list[str]:
     """The lines of a table; the columns in ``right`` are right-aligned.
 
-    Empty columns are left out. ``paint(row, column, cell)`` may colour a cell after
-    padding; row -1 is the header.
+    Empty columns are left out. Cells may have colours.
     """
     body = [list(row) for row in rows]
     count = max(map(len, body), default=0)
     columns = [i for i in range(count) if any(len(r) > i and r[i] for r in body)]
-    lines = [(-1, list(header))] if header and body else []
-    lines += list(enumerate(body))
-    widths = {
-        i: max(width(row[i]) for _, row in lines if len(row) > i) for i in columns
-    }
+    lines = [list(header), *body] if header and body else body
+    widths = {i: max(width(row[i]) for row in lines if len(row) > i) for i in columns}
     flush = set(right)
     drawn = []
-    for number, row in lines:
+    for row in lines:
         cells = []
         for i in columns:
             cell = row[i] if len(row) > i else ""
             blank = " " * (widths[i] - width(cell))
-            padded = blank + cell if i in flush else cell + blank
-            cells.append(paint(number, i, padded) if paint else padded)
+            cells.append(blank + cell if i in flush else cell + blank)
         drawn.append((indent + "  ".join(cells)).rstrip())
     return drawn
 
@@ -118,26 +115,15 @@ def is_rank(task: str) -> bool:
 
 def fold_tasks(tasks: Iterable[str]) -> str:
     """``worker:[0-31],ps:0``: task names by type, in the order of TASK_TYPES."""
-    by_type: dict[str, list[int]] = {}
+    by_type: dict[str, set[int]] = {kind: set() for kind in TASK_TYPES}
     for task in tasks:
         kind, _, index = task.partition(":")
-        by_type.setdefault(kind, []).append(int(index) if index.isdecimal() else 0)
-    order: Mapping[str, int] = {kind: i for i, kind in enumerate(TASK_TYPES)}
-    kinds = sorted(by_type, key=lambda kind: order.get(kind, len(order)))
-    return ",".join(_fold_indices(kind, sorted(set(by_type[kind]))) for kind in kinds)
-
-
-def _fold_indices(kind: str, indices: Sequence[int]) -> str:
-    ranges: list[list[int]] = []
-    for index in indices:
-        if ranges and index == ranges[-1][1] + 1:
-            ranges[-1][1] = index
-        else:
-            ranges.append([index, index])
-    if len(indices) == 1:
-        return f"{kind}:{indices[0]}"
-    parts = [f"{low}-{high}" if high > low else str(low) for low, high in ranges]
-    return f"{kind}:[{','.join(parts)}]"
+        by_type.setdefault(kind, set()).add(int(index) if index.isdecimal() else 0)
+    return ",".join(
+        f"{kind}:{fold([f'n{index}' for index in sorted(indices)])[1:]}"
+        for kind, indices in by_type.items()
+        if indices
+    )
 
 
 def _columns(character: str) -> int:

@@ -14,13 +14,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import TextIO
 
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.console.display import is_terminal
 from tfcluster.console.text import cut, plural, width
-
-_FALLBACK_SIZE = (80, 24)
 
 
 class Stream:
@@ -45,13 +44,11 @@ class Stream:
 
     def size(self) -> tuple[int, int]:
         """The current columns and lines of the terminal; (80, 24) if unknown."""
-        if self.descriptor is None:
-            return _FALLBACK_SIZE
-        try:
-            columns, lines = os.get_terminal_size(self.descriptor)
-        except OSError:
-            return _FALLBACK_SIZE
-        return columns or _FALLBACK_SIZE[0], lines or _FALLBACK_SIZE[1]
+        columns = lines = 0
+        if self.descriptor is not None:
+            with contextlib.suppress(OSError):
+                columns, lines = os.get_terminal_size(self.descriptor)
+        return columns or 80, lines or 24
 
     def write(self, text: str) -> None:
         """Write all of ``text``, or set ``closed`` if nobody reads it any more."""
@@ -99,25 +96,17 @@ MAX_TALK = 10_000
 _BATCH = 256
 _DRAW_S = 0.1
 """The shortest interval at which live text is drawn."""
-_LOOK_S = 0.25
-"""The interval at which the terminal's size is checked."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    stream: Stream
-    lines: Sequence[str]
-    render: Callable[[Sequence[str]], str] | None
-    """None: the entry is only a count of ``dropped`` lines."""
-    characters: int = 0
-    dropped: int = 0
-    is_log: bool = False
+    """A text; or, with neither text nor lines, the number of lines not shown here."""
 
-    def text(self) -> str:
-        if self.render is not None:
-            return self.render(self.lines)
-        lines = plural(self.dropped, "line")
-        return f"… {lines} not shown, see the log files\n"
+    stream: Stream
+    text: str
+    lines: int = 0
+    """The number of log lines; 0 for a message."""
+    dropped: int = 0
 
 
 class WriterThread:
@@ -140,24 +129,22 @@ class WriterThread:
         self,
         stream: Stream,
         lines: Sequence[str],
-        render: Callable[[Sequence[str]], str],
+        render: Callable[[], str],
         *,
         skipped: int = 0,
     ) -> None:
-        """Queue log lines; ``render`` turns them into text when they are written.
+        """Queue log lines as ``render`` shows them, if there is room.
 
         ``skipped`` lines before them are already missing, which ``render`` shows.
         """
-        characters = sum(map(len, lines))
         with self._changed:
             if self._closing or stream.closed:
                 return
-            if self._has_room(len(lines), characters):
-                self._entries.append(
-                    _Entry(stream, lines, render, characters, is_log=True)
-                )
-                self._log_lines += len(lines)
-                self._log_characters += characters
+            if self._has_room(len(lines), sum(map(len, lines))):
+                entry = _Entry(stream, render(), lines=len(lines))
+                self._entries.append(entry)
+                self._log_lines += entry.lines
+                self._log_characters += len(entry.text)
             else:
                 self._drop(stream, len(lines) + skipped)
             self._changed.notify()
@@ -170,7 +157,7 @@ class WriterThread:
             if len(self._entries) >= MAX_LINES + MAX_TALK:
                 self._drop(stream, text.count("\n"))
             else:
-                self._entries.append(_Entry(stream, (text,), "".join))
+                self._entries.append(_Entry(stream, text))
             self._changed.notify()
 
     def show(self, live: str | None) -> None:
@@ -202,45 +189,42 @@ class WriterThread:
 
     def _drop(self, stream: Stream, count: int) -> None:
         last = self._entries[-1] if self._entries else None
-        if last is None or last.render is not None or last.stream is not stream:
-            last = _Entry(stream, (), None)
+        if last is None or not last.dropped or last.stream is not stream:
+            last = _Entry(stream, "")
             self._entries.append(last)
         last.dropped += count
 
-    def _take(self) -> list[_Entry]:
-        count = min(_BATCH, len(self._entries))
-        taken = [self._entries.popleft() for _ in range(count)]
-        for entry in taken:
-            if entry.is_log:
-                self._log_lines -= len(entry.lines)
-                self._log_characters -= entry.characters
-        return taken
+    def _next_batch(self) -> list[tuple[Stream, str]]:
+        batch = []
+        for _ in range(min(_BATCH, len(self._entries))):
+            entry = self._entries.popleft()
+            if entry.lines:
+                self._log_lines -= entry.lines
+                self._log_characters -= len(entry.text)
+            if entry.dropped:
+                lines = plural(entry.dropped, "line")
+                entry.text = f"… {lines} not shown, see the log files\n"
+            batch.append((entry.stream, entry.text))
+        return batch
 
     # --- the thread ------------------------------------------------------------------
 
     def _work(self) -> None:
-        painter = self._painter
-        while True:
+        painter, ended = self._painter, False
+        while not ended:
             with self._changed:
-                while not (self._entries or self._closing or self._must_draw()):
-                    self._changed.wait(self._patience_s())
-                taken, live = self._take(), self._live
+                while not (self._entries or self._closing):
+                    pause_s = painter.pause_s(self._live) if painter else None
+                    if pause_s is not None and pause_s <= 0:
+                        break
+                    self._changed.wait(pause_s)
+                pieces, live = self._next_batch(), self._live
                 ended = self._closing and not self._entries
-            pieces = [(entry.stream, entry.text()) for entry in taken]
             if painter:
                 pieces = painter.around(pieces, live)
-            for stream, text in _joined(pieces):
-                stream.write(text)
-            if ended:
-                return
-
-    def _must_draw(self) -> bool:
-        return self._painter is not None and self._painter.is_due(self._live)
-
-    def _patience_s(self) -> float | None:
-        if self._painter is None or not (self._live or self._painter.drawn):
-            return None
-        return self._painter.wait_s(self._live)
+            # Adjacent pieces of a stream become one write.
+            for stream, group in groupby(pieces, key=lambda piece: piece[0]):
+                stream.write("".join(text for _, text in group))
 
 
 class _Painter:
@@ -248,21 +232,15 @@ class _Painter:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self.drawn: tuple[str, ...] = ()
+        self._drawn: tuple[str, ...] = ()
         self._text: str | None = None
-        self._columns = 0
         self._drawn_s = 0.0
 
-    def is_due(self, text: str | None) -> bool:
-        changed = text != self._text or (
-            bool(self.drawn) and self._stream.size()[0] != self._columns
-        )
-        return changed and time.monotonic() >= self._drawn_s + _DRAW_S
-
-    def wait_s(self, text: str | None) -> float:
-        if text != self._text:
-            return max(0.001, self._drawn_s + _DRAW_S - time.monotonic())
-        return _LOOK_S
+    def pause_s(self, text: str | None) -> float | None:
+        """How long to wait before ``text`` is drawn; None if it has been drawn."""
+        if text == self._text:
+            return None
+        return self._drawn_s + _DRAW_S - time.monotonic()
 
     def around(
         self, pieces: list[tuple[Stream, str]], text: str | None
@@ -270,30 +248,18 @@ class _Painter:
         """``pieces``, with the old text erased before them and the new drawn after."""
         columns, lines = self._stream.size()
         erase = self._erase(columns)
-        self._text, self._columns = text, columns
-        self._drawn_s = time.monotonic()
+        self._text, self._drawn_s = text, time.monotonic()
         shown = text.split("\n")[: max(1, lines - 1)] if text else []
-        self.drawn = tuple(cut(line, columns - 1) for line in shown)
+        self._drawn = tuple(cut(line, columns - 1) for line in shown)
         return [
             (self._stream, erase),
             *pieces,
-            (self._stream, "\n".join(self.drawn)),
+            (self._stream, "\n".join(self._drawn)),
         ]
 
     def _erase(self, columns: int) -> str:
-        if not self.drawn:
+        if not self._drawn:
             return ""
         # A terminal that has become narrower has wrapped our lines.
-        rows = sum(max(1, -(-width(line) // columns)) for line in self.drawn)
+        rows = sum(max(1, -(-width(line) // columns)) for line in self._drawn)
         return "\r\x1b[K" + "\x1b[A\x1b[K" * (rows - 1)
-
-
-def _joined(pieces: list[tuple[Stream, str]]) -> list[tuple[Stream, str]]:
-    """Join adjacent pieces of a stream, so that they become one write."""
-    joined: list[tuple[Stream, str]] = []
-    for stream, text in pieces:
-        if joined and joined[-1][0] is stream:
-            joined[-1] = (stream, joined[-1][1] + text)
-        elif text:
-            joined.append((stream, text))
-    return joined

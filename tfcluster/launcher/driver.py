@@ -41,7 +41,7 @@ from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Clock, Hello, Making
 from tfcluster.protocol.requests import StopRequest
 from tfcluster.record.crash import save_crash
-from tfcluster.record.requests import take
+from tfcluster.record.requests import pop_requests
 from tfcluster.schedulers.starting import Starter
 
 TICK_S = 0.25
@@ -265,7 +265,7 @@ class Driver:
 
     def _serve(self) -> None:
         """Handle the requests of other commands."""
-        for number, request in take(self._run.paths):
+        for number, request in pop_requests(self._run.paths):
             match request:
                 case commands.StacksCommand(tasks):
                     running, send = self._running(), self._hosts.send

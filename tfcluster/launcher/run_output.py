@@ -18,7 +18,7 @@ from tfcluster.console.display import DEFAULT, Display, is_debugging, is_termina
 from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure, outcome, where_logs_are
-from tfcluster.console.views.progress import running, starting, stopping
+from tfcluster.console.views.progress import live_text
 from tfcluster.launcher.echo import Echo, HasGpus
 from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.plan.host_patterns import fold
@@ -109,7 +109,7 @@ class RunOutput:
         if skipped:
             self._put(self._folding.rest(task))
             self._screen.log(task, (), skipped=skipped)
-        self._put(self._folding.take(task, chosen, time.monotonic()))
+        self._put(self._folding.add(task, chosen, time.monotonic()))
 
     def _put(self, shown: Sequence[Shown]) -> None:
         for part in shown:
@@ -133,13 +133,9 @@ class RunOutput:
             return
         self._next_live_s = now_s + _LIVE_S
         shown = view()
-        if shown.state is RunState.STARTING:
-            self._screen.live(starting(shown, time.time()))
-        elif shown.state is RunState.STOPPING:
-            text, rest = stopping(shown, time.time()), more()
-            self._screen.live(f"{text}, {rest}" if rest else text)
-        else:
-            self._screen.live(running(shown, time.time()))
+        rest = more() if shown.state is RunState.STOPPING else None
+        text = live_text(shown, time.time())
+        self._screen.live(f"{text}, {rest}" if rest else text)
 
     def end(self, view: RunView) -> None:
         """Show the table of tasks, any first failure, and where the logs are."""

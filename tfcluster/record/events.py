@@ -13,7 +13,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -148,10 +147,9 @@ def facts(kind: type, source: Json) -> dict[str, Any]:
 
     A key that is missing or has a value of another type is left out.
     """
-    found = {
-        name: read(source, name) for name, read in _fields_with_readers(kind).items()
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    readers = _fields_with_readers(kind).items()
+    values = {name: read(source, name) for name, read in readers}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def objects(source: Json, key: str) -> list[Json]:
@@ -161,11 +159,11 @@ def objects(source: Json, key: str) -> list[Json]:
     return [entry for entry in value if isinstance(entry, Mapping)]
 
 
-def metric_values(found: Any) -> dict[str, float | None]:
+def metric_values(metrics: Any) -> dict[str, float | None]:
     """Losses and metrics by name; a value that is not a number is None."""
-    if not isinstance(found, Mapping):
+    if not isinstance(metrics, Mapping):
         return {}
-    return {str(name): number(found, name) for name in found}
+    return {str(name): number(metrics, name) for name in metrics}
 
 
 _WAITING_BYTES = 4 << 20
@@ -189,8 +187,6 @@ class Writer:
         self._paths = paths
         self._clock = clock
         self._changed = threading.Condition()
-        self._lines: deque[bytes] = deque()
-        self._waiting_bytes = 0
         self._progress: dict[str, Any] | None = None
         self._appended = 0
         self._settled = 0  # written, or failed
@@ -200,7 +196,7 @@ class Writer:
         self._closing = False
         try:
             self._descriptor = open_private(paths.events, os.O_RDWR | os.O_APPEND)
-            self._rest = mend(self._descriptor)
+            self._waiting = bytearray(mend(self._descriptor))
         except OSError as error:
             raise ResourceError(
                 f"cannot write {paths.events}: {error.strerror}"
@@ -230,13 +226,12 @@ class Writer:
         stamped = {"t": round(self._clock(), 6), **event}
         line = encode(stamped)
         with self._changed:
-            full = self._waiting_bytes + len(line) > _WAITING_BYTES
+            full = len(self._waiting) + len(line) > _WAITING_BYTES
             if self._closing or (full and event.get("type") != "end"):
                 self._lost += 1
                 self._unreported += 1
                 return stamped
-            self._lines.append(line)
-            self._waiting_bytes += len(line)
+            self._waiting += line
             self._appended += 1
             self._changed.notify_all()
         return stamped
@@ -272,68 +267,57 @@ class Writer:
     # --- the thread ------------------------------------------------------------------
 
     def _write_until_closed(self) -> None:
-        while self._wait_for_work():
+        closing = False
+        while not closing:
+            with self._changed:
+                if self._waiting and self._trouble and not self._closing:
+                    self._changed.wait(_RETRY_S)
+                else:
+                    self._changed.wait_for(
+                        lambda: self._waiting or self._progress or self._closing
+                    )
+                closing = self._closing
             self._write_once()
-        self._write_once()  # a last attempt to write what is left
-        if self._lines:
-            self._write_once()  # and the note about what was lost
+        if self._waiting:
+            self._write_once()  # the note about what was lost
         with self._changed:
-            self._lost += self._rest.count(b"\n")
+            self._lost += self._waiting.count(b"\n")
         with contextlib.suppress(OSError):
             os.fsync(self._descriptor)
         os.close(self._descriptor)
 
     def _write_once(self) -> None:
         with self._changed:
-            taken = self._appended
-            batch = b"".join(self._lines)
-            self._lines.clear()
+            taken, lines = self._appended, bytes(self._waiting)
             progress, self._progress = self._progress, None
-        trouble = self._write(batch) or self._replace_progress(progress)
+        written, trouble = self._write(lines)
+        trouble = trouble or self._replace_progress(progress)
         with self._changed:
-            self._waiting_bytes = len(self._rest) + sum(map(len, self._lines))
-            self._trouble = trouble
-            self._settled = taken
+            del self._waiting[:written]
+            self._trouble, self._settled = trouble, taken
             if not trouble and self._unreported:
-                self._own_up()
+                # There is room again.
+                text = f"{self._unreported} events could not be recorded"
+                self._unreported = 0
+                note = {"t": round(self._clock(), 6), "type": "note", "text": text}
+                self._waiting += encode(note)
             self._changed.notify_all()
 
-    def _wait_for_work(self) -> bool:
-        """Wait until there is something to write. Returns False to end."""
-        with self._changed:
-            while not (self._lines or self._progress):
-                if self._closing:
-                    return False
-                self._changed.wait(_RETRY_S if self._rest else None)
-                if self._rest and not self._closing:
-                    return True
-            return True
-
-    def _write(self, batch: bytes) -> str | None:
-        """Write what is waiting; keep the rest for the next time."""
-        self._rest += batch
+    def _write(self, lines: bytes) -> tuple[int, str | None]:
+        """How many bytes could be written, and why not all."""
+        written = 0
         try:
-            while self._rest:
-                self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+            while written < len(lines):
+                written += os.write(self._descriptor, lines[written:])
         except OSError as error:
-            return f"{self._paths.events}: {error.strerror}"
-        return None
+            return written, f"{self._paths.events}: {error.strerror}"
+        return written, None
 
     def _replace_progress(self, progress: dict[str, Any] | None) -> str | None:
-        if progress is None:
-            return None
         try:
-            # No fsync: the next progress follows within a second.
-            replace_json(self._paths.progress, progress, durable=False)
+            if progress is not None:
+                # No fsync: the next progress follows within a second.
+                replace_json(self._paths.progress, progress, durable=False)
         except OSError as error:
             return f"{self._paths.progress}: {error.strerror}"
         return None
-
-    def _own_up(self) -> None:
-        """Record that events were lost, once there is room again."""
-        text = f"{self._unreported} events could not be recorded"
-        self._unreported = 0
-        note = {"t": round(self._clock(), 6), "type": "note", "text": text}
-        line = encode(note)
-        self._lines.append(line)
-        self._waiting_bytes += len(line)

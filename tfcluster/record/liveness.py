@@ -11,8 +11,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from enum import Enum
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tfcluster.agent import proc
@@ -21,6 +21,7 @@ from tfcluster.base.light_dataclasses import as_dict, dataclass, replace
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.record.files import open_private, read_json, write_all
 from tfcluster.record.paths import ELSEWHERE, RunPaths
+from tfcluster.record.replay import launcher_in
 from tfcluster.record.run_status import LauncherView, RunView
 
 SILENCE_S = 30.0
@@ -77,8 +78,13 @@ class Lock:
             ) from error
 
     def release(self) -> None:
-        """Release the lock. The file stays: another process may be about to lock it."""
+        """Release the lock, and name no holder any more.
+
+        The file stays: another process may be about to lock it.
+        """
         if self._descriptor >= 0:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -123,10 +129,15 @@ def holder(paths: RunPaths) -> LauncherView | None:
 
     The record names the launcher a moment later, in its first event.
     """
-    try:
-        return LauncherView(**(read_json(paths.lock) or {}))
-    except TypeError:
+    return launcher_in(read_json(paths.lock) or {})
+
+
+def exists(launcher: LauncherView) -> bool | None:
+    """Whether its process exists; None: processes there are not visible from here."""
+    here = identity()
+    if (launcher.host, launcher.boot_id) != (here.host, here.boot_id):
         return None
+    return _start_time(launcher.pid) == launcher.start_time
 
 
 def _is_held(path: Path) -> bool | None:
@@ -152,12 +163,6 @@ def _flock(descriptor: int, kind: int) -> bool:
 # --- the verdict ---------------------------------------------------------------------
 
 
-class Life(Enum):
-    ALIVE = "alive"
-    DEAD = "dead"
-    UNKNOWN = "unknown"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
     """What this host can observe of a launcher."""
@@ -173,85 +178,56 @@ class Signs:
     """Unix time of its last sign of life."""
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherState:
-    life: Life
-    reason: str | None = None
-    last_seen_s: float | None = None
-
-
-def signs(
-    paths: RunPaths,
-    launcher: LauncherView | None,
-    here: Callable[[], LauncherView] = identity,
-) -> Signs:
-    """Look for signs of the launcher that the record or its lock file names.
-
-    ``here`` returns our identity.
-    """
-    me = here()
-    same_boot = launcher is not None and launcher.boot_id == me.boot_id
-    same_host = launcher is not None and launcher.host == me.host
-    process = None
-    if launcher and same_boot and same_host:
-        process = _start_time(launcher.pid) == launcher.start_time
+def signs(paths: RunPaths, launcher: LauncherView | None) -> Signs:
+    """Look for signs of the launcher that the record or its lock file names."""
+    here = identity()
     try:
         held = _is_held(paths.lock)
     except OSError:
         held = None
     return Signs(
         held=held,
-        same_boot=same_boot,
-        same_host=same_host,
-        process=process,
+        same_boot=launcher is not None and launcher.boot_id == here.boot_id,
+        same_host=launcher is not None and launcher.host == here.host,
+        process=None if launcher is None else exists(launcher),
         heartbeat_s=heartbeat_s(paths),
     )
 
 
-def judge(signs: Signs, *, known: bool, now_s: float) -> LauncherState:
-    """Whether the launcher of a run that has no end yet is still alive.
+def by_signs(view: RunView, signs: Signs, *, now_s: float) -> RunView:
+    """The run as it must be shown, given the signs of its launcher.
 
-    ``known``: the record says which process the launcher is. A launcher on another
-    host, whose lock may not be visible here, is never assumed dead.
+    A launcher on another host, whose lock may not be visible here, is never assumed
+    dead.
     """
     seen_s = signs.heartbeat_s
     fresh = seen_s is not None and now_s - seen_s <= SILENCE_S
-    if signs.held and signs.process is not False:
-        return LauncherState(Life.ALIVE, None, seen_s)
-    if not known:
+    if view.state.final or (signs.held and signs.process is not False):
+        return view
+    if view.launcher is None:
         # A moment passes between creating the folder and the first event.
         if fresh and signs.process is not False:
-            return LauncherState(Life.ALIVE, None, seen_s)
-        return LauncherState(
-            Life.DEAD, "the launcher died before the run started", seen_s
-        )
+            return view
+        return _lost(view, "the launcher died before the run started", seen_s)
     if signs.same_boot:
-        return LauncherState(Life.DEAD, "the launcher died", seen_s)
+        return _lost(view, "the launcher died", seen_s)
     if signs.same_host:
-        return LauncherState(Life.DEAD, "interrupted by a reboot", seen_s)
+        return _lost(view, "interrupted by a reboot", seen_s)
     if fresh:
-        return LauncherState(Life.ALIVE, None, seen_s)
-    return LauncherState(Life.UNKNOWN, "no sign of life from the launcher", seen_s)
-
-
-def judged(view: RunView, verdict: LauncherState) -> RunView:
-    """The run as it must be shown, given the verdict on its launcher."""
-    if view.state.final or verdict.life is Life.ALIVE:
         return view
-    if verdict.life is Life.UNKNOWN:
-        host = view.launcher.host if view.launcher else "its host"
-        return replace(
-            view,
-            reason=f"{verdict.reason}; it runs on {host}, check there",
-            unknown_since_s=verdict.last_seen_s,
-        )
+    reason = "no sign of life from the launcher; it runs on "
+    reason += f"{view.launcher.host}, check there"
+    return replace(view, reason=reason, unknown_since_s=seen_s)
+
+
+def _lost(view: RunView, reason: str, seen_s: float | None) -> RunView:
     return replace(
         view,
         state=RunState.LOST,
-        reason=verdict.reason,
+        reason=reason,
         exit_code=int(ExitCode.CONTACT_LOST),
-        since_s=verdict.last_seen_s,
-        ended_s=verdict.last_seen_s,
+        since_s=seen_s,
+        ended_s=seen_s,
         tasks=tuple(
             task if task.state.final else replace(task, state=TaskState.LOST)
             for task in view.tasks

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfcluster.base.light_dataclasses import replace
+from tfcluster.base.states import RunState
 from tfcluster.record import events
 from tfcluster.record.continuation import successor
 from tfcluster.record.files import read_json
-from tfcluster.record.liveness import Life, holder, judge, judged, signs
+from tfcluster.record.liveness import by_signs, holder, signs
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.replay import Replay, replay
 from tfcluster.record.run_status import RunView
@@ -31,7 +32,7 @@ class RunReader:
         self._plan: Mapping[str, Any] | None = None
 
     def read(self, *, now_s: float) -> RunView:
-        return _judged(self._paths, self._view, now_s)
+        return _shown(self._paths, self._view, now_s)
 
     def _view(self) -> RunView:
         plan = read_json(self._paths.plan) or {}
@@ -51,22 +52,22 @@ def read_summary(paths: RunPaths, *, now_s: float) -> RunView:
 
     Has only the tasks that recent events are about.
     """
-    return _judged(paths, lambda: replay({}, events.read_ends(paths.events)), now_s)
+    return _shown(paths, lambda: replay({}, events.read_ends(paths.events)), now_s)
 
 
-def _judged(paths: RunPaths, read: Callable[[], RunView], now_s: float) -> RunView:
+def _shown(paths: RunPaths, read: Callable[[], RunView], now_s: float) -> RunView:
     view = _named(read(), paths)
     if view.state.final:
         return view
     if view.launcher is None and paths.job.exists():
         return view  # its job is queued: only the scheduler knows its state
-    found = signs(paths, view.launcher or holder(paths))
-    verdict = judge(found, known=view.launcher is not None, now_s=now_s)
-    if verdict.life is Life.DEAD:
+    observed = signs(paths, view.launcher or holder(paths))
+    shown = by_signs(view, observed, now_s=now_s)
+    if shown.state is RunState.LOST:
         # The run may have ended properly after we read its events: the launcher writes
         # the end before it releases the lock, so the end is there now.
-        view = _named(read(), paths)
-    return judged(view, verdict)
+        shown = by_signs(_named(read(), paths), observed, now_s=now_s)
+    return shown
 
 
 def _named(view: RunView, paths: RunPaths) -> RunView:

@@ -43,8 +43,8 @@ def follow(
     """Lines of several growing files as they are written, in batches with their label.
 
     Begins with the ``last`` lines of each file, or with its first line if ``last`` is
-    None. A file may appear later, be truncated or be replaced. Once ``stop`` is set,
-    yields everything written by then, and ends.
+    None. A file may appear later. Once ``stop`` is set, yields everything written by
+    then, and ends.
     """
     growing = {label: _Growing(path, last) for label, path in paths.items()}
     try:
@@ -80,10 +80,8 @@ class _Growing:
 
     def read(self) -> list[str]:
         """New complete lines, at most 1 MiB at a time."""
-        if self._descriptor < 0 or self._was_replaced():
+        if self._descriptor < 0:
             return self._open()
-        if os.fstat(self._descriptor).st_size < self._offset:
-            self._offset, self._rest, self._skipping = 0, b"", False
         data = os.pread(self._descriptor, _PORTION, self._offset)
         self._offset += len(data)
         return self._cut(data)
@@ -95,33 +93,19 @@ class _Growing:
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-            self._descriptor = -1
 
     def _open(self) -> list[str]:
-        left = self.unfinished()
-        self.close()
-        self._offset, self._rest, self._skipping = 0, b"", False
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             # The file may appear later, and is then read from its first line.
             self._last = None
-            return left
+            return []
         lines: list[str] = []
         if self._last is not None:
             lines, self._offset = _tail(self._descriptor, self._last, complete=True)
-            self._last = None
         # Read now: a reader that follows a finished run stops when nothing comes.
-        return left + lines + self.read()
-
-    def _was_replaced(self) -> bool:
-        try:
-            there = self._path.stat()
-        except OSError:
-            return False  # removed: the open file can still be read to its end
-        ours = os.fstat(self._descriptor)
-        replaced = (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino)
-        return replaced and ours.st_size <= self._offset
+        return lines + self.read()
 
     def _cut(self, data: bytes) -> list[str]:
         *whole, rest = (self._rest + data).split(b"\n")

@@ -1,8 +1,8 @@
 """The metrics of a run: what each task did and used over time, as lines of JSON.
 
 ``docs/record.md`` describes the lines. A series (the lines of one type about one task)
-is halved when it becomes long, so the record of an arbitrarily long run stays small and
-covers the whole run. Reading skips whatever is not valid.
+gets rarer lines as it grows older, so the record of a long run stays small and covers
+the whole run. Reading skips whatever is not valid.
 
 Metrics are worth less than the run: when the disk is slow or full, or a line cannot be
 written for another reason, lines are lost, and nothing else happens.
@@ -13,15 +13,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from queue import Queue
+from queue import SimpleQueue
 from typing import Any
 
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.record import events
 from tfcluster.record.events import (
-    Event,
     facts,
     integer,
     metric_values,
@@ -30,14 +28,14 @@ from tfcluster.record.events import (
     read_events,
     text,
 )
-from tfcluster.record.files import open_private, replace_file, write_all
+from tfcluster.record.files import open_private, write_all
 from tfcluster.record.paths import RunPaths
 
 SAMPLE, EPOCH, EXCHANGES = "sample", "epoch", "exchanges"
 
-_MOST_LINES = 40_000
-_MOST_OF_SERIES = 2000
-_FEWEST_OF_SERIES = 100
+_LINES = 10_000
+_MOST_OF_SERIES = 1000
+_FEWEST_OF_SERIES = 50
 _WHAT_CHARS = 200
 
 
@@ -136,31 +134,8 @@ def metrics_of(lines: Iterable[Mapping[str, Any]]) -> Metrics:
 
 
 def most_of_series(tasks: int) -> int:
-    """How many lines a series may have in a run with this many tasks."""
-    wanted = _MOST_LINES // max(tasks, 1)
-    return max(_FEWEST_OF_SERIES, min(_MOST_OF_SERIES, wanted))
-
-
-def series_of(line: Mapping[str, Any]) -> tuple[str, str]:
-    """The series that a line belongs to."""
-    return str(line.get("type")), str(line.get("task"))
-
-
-def thinned(lines: Sequence[Event], most: int) -> list[Event]:
-    """Every second line of the series that have more than ``most / 2`` lines.
-
-    The last line of each series is kept.
-    """
-    lengths = Counter(map(series_of, lines))
-    seen: Counter[tuple[str, str]] = Counter()
-    kept = []
-    for line in lines:
-        series = series_of(line)
-        seen[series] += 1
-        is_last = seen[series] == lengths[series]
-        if lengths[series] <= most // 2 or seen[series] % 2 or is_last:
-            kept.append(line)
-    return kept
+    """After how many lines those of a series get rarer, in a run with many tasks."""
+    return max(_FEWEST_OF_SERIES, min(_MOST_OF_SERIES, _LINES // max(tasks, 1)))
 
 
 def exchange_totals(source: Mapping[str, Any]) -> list[ExchangeTotal]:
@@ -182,68 +157,66 @@ def _sample(line: Mapping[str, Any]) -> Sample:
     )
 
 
-FIRST_INTERVAL_S = 1.0
+_SAMPLE_S = 0.9
+"""The shortest time between two samples of a task; the caller's clock is not exact."""
 _MOST_WAITING = 64
 """The most batches of lines that wait for a slow disk; further batches are lost."""
 
-_Lines = Sequence[Mapping[str, Any]]
+_Line = Mapping[str, Any]
 
 
 class MetricsWriter:
     """Appends to ``metrics.ndjson``. Its methods do not wait for the disk.
 
-    ``most`` is the largest number of lines of a series. ``interval_s`` is the time
-    between two samples; it is doubled whenever the samples are thinned.
+    The time between two lines of a series is at least a part of the series' age: one of
+    ``most`` parts. The last line of each series is never lost.
     """
 
-    def __init__(
-        self, paths: RunPaths, most: int, *, interval_s: float = FIRST_INTERVAL_S
-    ) -> None:
+    def __init__(self, paths: RunPaths, most: int) -> None:
         self._path = paths.metrics
         self._most = most
-        self._interval_s = interval_s
-        self._due_s = 0.0
-        self._held_back: tuple[float, Mapping[str, Mapping[str, Any]]] | None = None
-        self._written: dict[str, Mapping[str, Any]] = {}
-        self._queue: Queue[_Lines | None] = Queue()
-        self._lengths: Counter[tuple[str, str]] = Counter()
+        self._sampled: dict[str, Mapping[str, Any]] = {}
+        self._began_s: dict[tuple[str, str], float] = {}
+        self._due_s: dict[tuple[str, str], float] = {}
+        self._held_back: dict[tuple[str, str], _Line] = {}
+        self._queue: SimpleQueue[Sequence[_Line] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def sample(self, t_s: float, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Record what tasks do and use at a Unix time, if a sample is due.
+        """Record what tasks do and use at a Unix time.
 
         A task whose values have not changed is left out.
         """
-        if t_s < self._due_s:
-            self._held_back = t_s, tasks
-            return
-        self._due_s = t_s + self._interval_s - 0.1  # the caller's clock is not exact
-        self._held_back = None
-        self._put_samples(t_s, tasks)
+        news = {task: v for task, v in tasks.items() if v != self._sampled.get(task)}
+        self._sampled.update(news)
+        stamp = {"t": round(t_s, 3), "type": SAMPLE}
+        lines = [{**stamp, "task": task, **values} for task, values in news.items()]
+        self._put([line for line in lines if self._is_due(line)])
 
-    def add(self, line: Mapping[str, Any]) -> None:
+    def add(self, line: _Line) -> None:
         """Record a line of another type, which has ``t``, ``type`` and ``task``."""
-        self._put([line])
-
-    def flush(self) -> None:
-        """Wait until the lines so far are written, or lost."""
-        self._queue.join()
+        self._put([line] if self._is_due(line) else [])
 
     def close(self, timeout_s: float) -> None:
         """Write what is left; give up after ``timeout_s``."""
-        if self._held_back is not None:
-            self._put_samples(*self._held_back)
+        self._put(list(self._held_back.values()))
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout_s)
 
-    def _put_samples(self, t_s: float, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        news = {task: v for task, v in tasks.items() if v != self._written.get(task)}
-        self._written.update(news)
-        stamp = {"t": round(t_s, 3), "type": SAMPLE}
-        self._put([{**stamp, "task": task, **values} for task, values in news.items()])
+    def _is_due(self, line: _Line) -> bool:
+        """Whether to write the line now; if not, it waits for the series' end."""
+        t_s, series = line["t"], (line["type"], line["task"])
+        age_s = t_s - self._began_s.setdefault(series, t_s)
+        if t_s < self._due_s.get(series, t_s):
+            self._held_back[series] = line
+            return False
+        self._held_back.pop(series, None)
+        least_s = _SAMPLE_S if line["type"] == SAMPLE else 0.0
+        self._due_s[series] = t_s + max(least_s, age_s / self._most)
+        return True
 
-    def _put(self, lines: _Lines) -> None:
+    def _put(self, lines: Sequence[_Line]) -> None:
         if not lines or self._queue.qsize() >= _MOST_WAITING:
             return
         if self._thread is None:
@@ -257,31 +230,14 @@ class MetricsWriter:
 
     def _write(self) -> None:
         while (lines := self._queue.get()) is not None:
-            try:
-                # Not only disk errors: if the thread ended, flush() would hang.
-                with contextlib.suppress(Exception):
-                    self._append(lines)
-            finally:
-                self._queue.task_done()
+            # Not only disk errors: the next lines may be good.
+            with contextlib.suppress(Exception):
+                self._append(b"".join(map(events.encode, lines)))
 
-    def _append(self, lines: _Lines) -> None:
-        data = b"".join(map(events.encode, lines))
+    def _append(self, data: bytes) -> None:
         descriptor = open_private(self._path, os.O_RDWR | os.O_APPEND)
         try:
             # After a full disk, the last line may be incomplete.
             write_all(descriptor, events.mend(descriptor) + data)
         finally:
             os.close(descriptor)
-        self._lengths.update(map(series_of, lines))
-        if any(length > self._most for length in self._lengths.values()):
-            self._thin()
-
-    def _thin(self) -> None:
-        kept = thinned(events.read_events(self._path), self._most)
-        replace_file(self._path, b"".join(map(events.encode, kept)), durable=False)
-        before, self._lengths = self._lengths, Counter(map(series_of, kept))
-        if any(
-            series[0] == SAMPLE and self._lengths[series] < length
-            for series, length in before.items()
-        ):
-            self._interval_s *= 2

@@ -113,10 +113,10 @@ def state_dir(environ: Mapping[str, str]) -> Path:
     return path
 
 
-def _is_ours_and_empty(path: Path, found: os.stat_result) -> bool:
+def _is_ours_and_empty(path: Path, status: os.stat_result) -> bool:
     """Whether the user created the folder and it is empty: it may be made private."""
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    return ours and bool(found.st_mode & 0o077) and not any(path.iterdir())
+    ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return ours and bool(status.st_mode & 0o077) and not any(path.iterdir())
 
 
 def names_dir(state: Path) -> Path:
@@ -131,55 +131,48 @@ def _make_folders(path: Path) -> bool:
     """
     created = False
     for folder in (*reversed(path.parents), path):
-        try:
-            folder.mkdir(FOLDER_MODE)
-            created = True
-        except FileExistsError:
-            created = False
-        except OSError:
-            # Parents that exist may be read-only or inaccessible.
-            if not folder.is_dir():
-                raise
-            created = False
+        created = not folder.exists()
+        if created:
+            folder.mkdir(FOLDER_MODE, exist_ok=True)
     return created
 
 
 def _refuse_foreign_ways(path: Path) -> None:
     """Raise ResourceError if users other than root control where ``path`` leads."""
     for place in (path, *path.parents):
-        if not (found := _found(place, follow_symlinks=False)):
+        if not (status := _status_of(place, follow_symlinks=False)):
             continue
-        if stat.S_ISLNK(found.st_mode) and found.st_uid not in (0, os.geteuid()):
+        if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
             raise ResourceError(
-                f"{place} is a link that belongs to uid {found.st_uid}",
+                f"{place} is a link that belongs to uid {status.st_uid}",
                 hint=ELSEWHERE,
             )
     for parent in {*path.parents, *path.resolve().parents}:
-        if not (found := _found(parent)):
+        if not (status := _status_of(parent)):
             continue
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             raise ResourceError(
                 f"other users can replace {path}: {parent} is writable by others "
-                f"({stat.S_IMODE(found.st_mode):04o})",
+                f"({stat.S_IMODE(status.st_mode):04o})",
                 hint=f"chmod o-w {parent}, or {ELSEWHERE}",
             )
 
 
-def _found(path: Path, *, follow_symlinks: bool = True) -> os.stat_result | None:
+def _status_of(path: Path, *, follow_symlinks: bool = True) -> os.stat_result | None:
     try:
         return path.stat(follow_symlinks=follow_symlinks)
     except FileNotFoundError:
         return None
 
 
-def refuse_open_folder(path: Path, found: os.stat_result, *, created: bool) -> None:
+def refuse_open_folder(path: Path, status: os.stat_result, *, created: bool) -> None:
     """Raise ResourceError unless the folder is private. ``created``: we made it now."""
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISDIR(found.st_mode):
+    mode = stat.S_IMODE(status.st_mode)
+    if not stat.S_ISDIR(status.st_mode):
         raise ResourceError(f"the state folder {path} is not a folder", hint=ELSEWHERE)
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise ResourceError(
-            f"the state folder {path} belongs to uid {found.st_uid}, not to uid "
+            f"the state folder {path} belongs to uid {status.st_uid}, not to uid "
             f"{os.geteuid()}",
             hint=ELSEWHERE,
         )
@@ -304,13 +297,14 @@ def _age_key(paths: RunPaths, crowd: Mapping[str, int]) -> tuple[str, int, str]:
     return stamp, written_ns, paths.run
 
 
-def _suggestion(text: str, known: list[RunPaths]) -> str:
+def _suggestion(text: str, records: list[RunPaths]) -> str:
     import difflib  # takes 15 ms, needed only for this message
 
-    words = {paths.name: None for paths in known} | {p.run: None for p in known}
+    ids = [paths.run for paths in records]
+    words = dict.fromkeys([*(paths.name for paths in records), *ids])
     close = difflib.get_close_matches(text, words, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
-    return f"{meant}newest: {_listed([paths.run for paths in known])}"
+    return f"{meant}newest: {_listed(ids)}"
 
 
 def _listed(words: list[str], limit: int = 5) -> str:

@@ -69,9 +69,9 @@ class Replay:
 
     def add(self, event: Json) -> None:
         """Apply the next event; events of unknown types are ignored."""
-        handler = _HANDLERS.get(event.get("type", ""))
+        handler = getattr(self, f"_on_{event.get('type')}", None)
         if handler:
-            handler(self, event)
+            handler(event)
 
     def view(self, progress: Json | None = None) -> RunView:
         steps = progress.get("tasks") if progress else None
@@ -95,7 +95,7 @@ class Replay:
     # --- one method for each type of event -------------------------------------------
 
     def _on_run(self, event: Json) -> None:
-        started_s, launcher = number(event, "started"), facts(LauncherView, event)
+        started_s = number(event, "started")
         self._run = replace(
             self._run,
             run=text(event, "run") or self._run.run,
@@ -104,7 +104,7 @@ class Replay:
             backend=text(event, "backend") or self._run.backend,
             started_s=number(event, "t") if started_s is None else started_s,
             since_s=number(event, "t"),
-            launcher=LauncherView(**launcher) if len(launcher) == 4 else None,
+            launcher=launcher_in(event),
             follows=text(event, "follows"),
             requeues=integer(event, "requeues") or 0,
         )
@@ -190,19 +190,10 @@ class Replay:
             self._notes.append(note)
 
 
-_HANDLERS = {
-    "run": Replay._on_run,
-    "host": Replay._on_host,
-    "stage": Replay._on_stage,
-    "task": Replay._on_task,
-    "failure": Replay._on_failure,
-    "state": Replay._on_state,
-    "end": Replay._on_end,
-    "requeued": Replay._on_requeued,
-    "swept": Replay._on_swept,
-    "note": Replay._on_note,
-    "results": Replay._on_results,
-}
+def launcher_in(source: Json) -> LauncherView | None:
+    """The launcher that an event or a lock file names; None if it names none."""
+    fields = facts(LauncherView, source)
+    return LauncherView(**fields) if len(fields) == 4 else None
 
 
 def results_view(event: Json) -> ResultsView:

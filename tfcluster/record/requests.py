@@ -44,7 +44,7 @@ def withdraw(paths: RunPaths, number: str) -> None:
     _file(paths, number).unlink(missing_ok=True)
 
 
-def take(paths: RunPaths) -> list[tuple[str, Command]]:
+def pop_requests(paths: RunPaths) -> list[tuple[str, Command]]:
     """Remove and return the waiting requests, with their ids. Never raises."""
     try:
         names = sorted(os.listdir(paths.requests))  # noqa: PTH208 - names suffice

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -10,34 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.base.errors import ActiveRunError, ResourceError
-from tfcluster.base.light_dataclasses import as_dict, dataclass
+from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.record.files import read_json
-from tfcluster.record.liveness import Lock, identity, try_lock
+from tfcluster.record.liveness import Lock, exists, identity, try_lock
 from tfcluster.record.paths import RunPaths, names_dir, valid_name
+from tfcluster.record.replay import launcher_in
 
 _PATIENCE_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class NameLock:
-    """A name that this process holds until ``release`` or its death.
-
-    Each name has a lock file, which is never removed: between finding a file unlocked
-    and removing it, another process may lock it, and a third process would then lock a
-    new file of the same name.
-    """
-
-    name: str
-    lock: Lock
-
-    def release(self) -> None:
-        with contextlib.suppress(ResourceError):
-            self.lock.write({})
-        self.lock.release()
-
-
-def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameLock:
+def hold_name(state: Path, name: str, run: str, *, now_s: float) -> Lock:
     """Hold ``name`` for ``run``. Exactly one of several competing processes succeeds.
+
+    The lock file of a name is never removed: between finding it unlocked and removing
+    it, another process may lock it, and a third one would then lock a new file.
 
     Raises ActiveRunError, which says who holds it, ResourceError, or ValueError for an
     invalid name.
@@ -53,23 +38,14 @@ def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameLock:
     while lock is None:
         # A new holder writes itself into the file a moment after locking it. Until
         # then the file may name the previous holder, which died.
-        holder = read_json(path)
-        if (holder and not _is_gone(holder)) or time.monotonic() > deadline_s:
-            raise _taken(name, holder or {})
+        holder = read_json(path) or {}
+        process = launcher_in(holder)
+        gone = process is not None and exists(process) is False
+        if (holder and not gone) or time.monotonic() > deadline_s:
+            raise _taken(name, holder)
         lock = try_lock(path, patience_s=0.02)
     lock.write({"run": run, "since": now_s, **as_dict(identity())})
-    return NameLock(name, lock)
-
-
-def _is_gone(holder: Mapping[str, Any]) -> bool:
-    """Whether the process that the file names was started since boot and has ended."""
-    pid = holder.get("pid")
-    if not isinstance(pid, int) or holder.get("boot_id") != identity().boot_id:
-        return False
-    try:
-        return identity(pid).start_time != holder.get("start_time")
-    except ProcessLookupError:
-        return True
+    return lock
 
 
 def _taken(name: str, holder: Mapping[str, Any]) -> ActiveRunError:

@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from tfcluster.base.light_dataclasses import as_dict, dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.vocabulary import FORMAT_VERSION
+from tfcluster.plan.description_json import to_plain
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
@@ -30,9 +31,6 @@ class ServingView:
     staleness_max: int = 0
     bytes: int = 0
     """The size of the variables that it holds, including the optimizers'."""
-
-    def to_json(self) -> documents.PsCounters:
-        return cast("documents.PsCounters", as_dict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +51,6 @@ class FitView:
             return None
         done = (self.epoch - 1) * self.epoch_steps + (self.epoch_step or 0)
         return max(0, self.epochs * self.epoch_steps - done)
-
-    def to_json(self) -> documents.FitProgress:
-        return cast("documents.FitProgress", as_dict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,15 +105,10 @@ class TaskView:
         return steps / self.steps_per_s
 
     def to_json(self) -> documents.TaskReport:
-        found = as_dict(self) | {
-            "state": self.state.value,
-            "serving": self.serving.to_json() if self.serving else None,
-            "fit": self.fit.to_json() if self.fit else None,
-            "metrics": dict(self.metrics),
-            "left_s": None if self.left_s is None else round(self.left_s, 1),
-        }
-        del found["since_s"]
-        return cast("documents.TaskReport", found)
+        entries = to_plain(self)
+        del entries["since_s"]
+        entries["left_s"] = None if self.left_s is None else round(self.left_s, 1)
+        return cast("documents.TaskReport", entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +141,13 @@ class FailureView:
     log_tail: tuple[str, ...] = ()
     log: str | None = None
 
+    @property
+    def where(self) -> str:
+        """``worker:1 on node2``."""
+        return " on ".join(filter(None, (self.task, self.host)))
+
     def to_json(self) -> documents.TaskFailure:
-        found = as_dict(self) | {"log_tail": list(self.log_tail)}
-        return cast("documents.TaskFailure", found)
+        return cast("documents.TaskFailure", to_plain(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +177,10 @@ class ResultsView:
     """Why the whole fetch ended early."""
 
     def to_json(self) -> documents.FetchedResults:
-        found = as_dict(self)
+        entries = to_plain(self)
         for key in ("kept", "growing", "missed"):
-            found[key] = [{"path": path, "cause": why} for path, why in found[key]]
-        return cast("documents.FetchedResults", found)
+            entries[key] = [{"path": path, "cause": why} for path, why in entries[key]]
+        return cast("documents.FetchedResults", entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

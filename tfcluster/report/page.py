@@ -37,28 +37,25 @@ _LOOKS = {
     RunState.LOST: "bad",
 }
 
-Section = tuple[str, str, list[Content]]
-"""The id, the heading and the content."""
-
 
 def page(history: History) -> str:
     """The whole HTML file."""
-    sections = [
-        section
-        for section in (
-            _tasks(history),
-            _training(history),
-            _speed(history),
-            _usage(history),
-            _exchanges(history),
-            _hosts(history),
-            _configuration(history),
+    sections = {
+        heading: content
+        for heading, content in (
+            ("Tasks", _tasks(history)),
+            ("Training", _training(history)),
+            ("Speed", _speed(history)),
+            ("Usage", _usage(history)),
+            ("Exchanges", _exchanges(history)),
+            ("Hosts", _hosts(history)),
+            ("Configuration", _configuration(history)),
         )
-        if section[2]
-    ]
+        if content
+    }
     links = [
-        element("li", element("a", heading, href=f"#{name}"))
-        for name, heading, _ in sections
+        element("li", element("a", heading, href=f"#{heading.lower()}"))
+        for heading in sections
     ]
     view = history.view
     return document(
@@ -75,8 +72,8 @@ def page(history: History) -> str:
             "main",
             *_failures(history),
             *(
-                element("section", element("h2", heading), *content, id=name)
-                for name, heading, content in sections
+                element("section", element("h2", name), *content, id=name.lower())
+                for name, content in sections.items()
             ),
         ),
         element(
@@ -99,8 +96,8 @@ def _head(history: History) -> list[Content]:
     first = view.first_failure
     if view.reason and not (first and view.reason == first.cause):
         facts.append(("reason", view.reason))
-    if history.argv:
-        facts.append(("command", element("code", shlex.join(history.argv))))
+    if isinstance(argv := _run_event(history).get("argv"), list):
+        facts.append(("command", element("code", shlex.join(map(str, argv)))))
     facts += [("name", view.name)] if view.name else []
     facts += [("backend", view.backend)] if view.backend else []
     if view.started_s is not None:
@@ -131,25 +128,21 @@ def _failures(history: History) -> list[Content]:
         content: list[Content] = [
             element(
                 "details",
-                element("summary", _where(each), ": ", each.cause),
-                *([lines(each.log_tail)] if each.log_tail else []),
+                element("summary", failure.where or "?", ": ", failure.cause),
+                *([lines(failure.log_tail)] if failure.log_tail else []),
             )
-            for each in shown
+            for failure in shown
         ]
         if len(view.secondary) > len(shown):
             content.append(element("p", f"and {len(view.secondary) - len(shown)} more"))
         parts += [element("h3", heading), *content]
-    hosts = [host for host in view.hosts if host.cause]
-    if hosts:
-        items = [element("li", f"{h.host}: {h.state}: {h.cause}") for h in hosts]
-        parts += [element("h3", "Hosts in trouble"), element("ul", *items)]
     return [element("section", *parts, id="failures")] if parts else []
 
 
 def _failure(failure: FailureView) -> ET.Element:
     ended = how_it_ended(failure.exit_code, failure.signal)
     content: list[Content] = [
-        element("p", element("strong", _where(failure)), f": {failure.cause}")
+        element("p", element("strong", failure.where or "?"), f": {failure.cause}")
     ]
     if ended:
         content.append(element("p", f"It ended with {ended}.", class_="soft"))
@@ -161,44 +154,38 @@ def _failure(failure: FailureView) -> ET.Element:
     return element("div", *content, class_="failure")
 
 
-def _tasks(history: History) -> Section:
-    view = history.view
-    if not view.tasks:
-        return "tasks", "Tasks", [element("p", "The record has no tasks.")]
-    last = {task: samples[-1] for task, samples in history.samples_of().items()}
-    most_memory = _most_memory(history)
-    shown = view.tasks[:_MOST_TASKS]
-    rows = [_task_row(t, last.get(t.task), most_memory.get(t.task)) for t in shown]
+def _tasks(history: History) -> list[Content]:
+    if not history.view.tasks:
+        return [element("p", "The record has no tasks.")]
+    samples_of = history.samples_of()
+    rows = [
+        _task_row(task, samples_of.get(task.task, []))
+        for task in history.view.tasks[:_MOST_TASKS]
+    ]
     header = (
-        "task",
-        "state",
-        "host",
-        "attempt",
-        "end",
-        "ran",
-        "steps",
-        "steps/s",
-        "memory",
-        "CPU time",
+        *("task", "state", "host", "attempt", "end", "ran", "steps", "steps/s"),
+        *("memory", "CPU time"),
     )
-    content: list[Content] = []
-    if picture := pictures.timeline(history):
-        content.append(picture)
-    numbers = (3, 5, 6, 7, 8, 9)
     caption = "Tasks: memory is the largest that was measured"
-    content.append(table(header, rows, caption=caption, numbers=numbers))
-    return "tasks", "Tasks", content
+    numbers = table(header, rows, caption=caption, numbers=(3, 5, 6, 7, 8, 9))
+    picture = pictures.timeline(history)
+    return [numbers] if picture is None else [picture, numbers]
 
 
-def _task_row(
-    task: TaskView, last: Sample | None, most_memory: int | None
-) -> tuple[str, ...]:
-    steps_per_s, cpu_s = task.steps_per_s, task.cpu_s
-    step = task.step
-    if last is not None:
-        steps_per_s = last.steps_per_s if steps_per_s is None else steps_per_s
-        cpu_s = last.cpu_s if cpu_s is None else cpu_s
-        step = last.step if step is None else step
+def _task_row(task: TaskView, samples: Sequence[Sample]) -> tuple[str, ...]:
+    """What the record says about a task now, or else what its last sample says."""
+    last = samples[-1] if samples else None
+    step, steps_per_s, cpu_s = (
+        value if value is not None or last is None else getattr(last, name)
+        for name, value in (
+            ("step", task.step),
+            ("steps_per_s", task.steps_per_s),
+            ("cpu_s", task.cpu_s),
+        )
+    )
+    memory = [s.rss_bytes or 0 for s in samples] + [
+        s.max_rss_bytes or 0 for s in samples
+    ]
     return (
         task.task,
         str(task.state),
@@ -208,62 +195,59 @@ def _task_row(
         "" if task.seconds is None else duration(task.seconds),
         "" if step is None else f"{step:,}",
         "" if steps_per_s is None else f"{steps_per_s:.1f}",
-        "" if most_memory is None else byte_size(most_memory),
+        byte_size(max(memory)) if any(memory) else "",
         "" if cpu_s is None else duration(cpu_s),
     )
 
 
-def _training(history: History) -> Section:
-    name, heading = "training", "Losses and metrics"
+def _training(history: History) -> list[Content]:
     names = pictures.metric_names(history)
     if not names:
         why = "Losses and metrics are those of Keras' fit; this run has reported none."
-        return name, heading, [element("p", why, class_="soft")]
-    shown = [pictures.metric(history, metric) for metric in names[:_MOST_METRICS]]
-    content: list[Content] = [element("div", *shown, class_="pictures")]
-    if len(names) > len(shown):
-        more = ", ".join(names[_MOST_METRICS:])
-        content.append(element("p", f"Not shown: {more}", class_="soft"))
-    return name, heading, content
+        return [element("p", why, class_="soft")]
+    content = _pictures(
+        pictures.metric(history, name) for name in names[:_MOST_METRICS]
+    )
+    if left := names[_MOST_METRICS:]:
+        content.append(element("p", f"Not shown: {', '.join(left)}", class_="soft"))
+    return content
 
 
-def _speed(history: History) -> Section:
+def _speed(history: History) -> list[Content]:
     steps = pictures.over_time(
         history, "Steps per second", lambda s: s.steps_per_s, y="steps/s"
     )
-    return "speed", "Speed", _pictures([steps, pictures.waiting(history)])
+    return _pictures([steps, pictures.waiting(history)])
 
 
-def _usage(history: History) -> Section:
-    charts = [
+def _usage(history: History) -> list[Content]:
+    return _pictures(
         pictures.over_time(history, title, value, text=text)
         for title, value, text in (
             ("Memory", lambda s: s.rss_bytes, _size),
             ("CPU time", lambda s: s.cpu_s, duration),
-            ("GPUs busy", _busy, _percent),
+            ("GPUs busy", _busy, pictures.percent),
             ("GPU memory", _gpu_bytes, _size),
         )
-    ]
-    return "usage", "Memory, CPU and GPUs", _pictures(charts)
+    )
 
 
-def _exchanges(history: History) -> Section:
+def _exchanges(history: History) -> list[Content]:
     carried = pictures.over_time(
         history, "Data exchanged", lambda s: s.exchanged_bytes, text=_size
     )
-    picture, *numbers = pictures.exchanges(history) or (None,)
-    content = _pictures([picture, carried])
-    return "exchanges", "Exchanges", [*content, *numbers]
+    by_purpose = pictures.exchanges(history)
+    return [*_pictures([carried]), *([] if by_purpose is None else [by_purpose])]
 
 
-def _hosts(history: History) -> Section:
-    view = history.view
-    tasks = Counter(task.host for task in view.tasks)
-    if not view.hosts:
-        return "hosts", "Hosts", []
+def _hosts(history: History) -> list[Content]:
+    if not history.view.hosts:
+        return []
+    tasks = Counter(task.host for task in history.view.tasks)
+    machines = history.facts_of("machine", "host")
     rows = []
-    for host in view.hosts:
-        machine = history.machines.get(host.host, {})
+    for host in history.view.hosts:
+        machine = machines.get(host.host, {})
         gpus = machine.get("gpus")
         rows.append(
             (
@@ -277,33 +261,35 @@ def _hosts(history: History) -> Section:
             )
         )
     header = ("host", "state", "tasks", "CPUs", "GPUs", "Python of the agent", "")
-    hosts = table(header, rows, caption="Hosts", numbers=(2, 3, 4))
-    return "hosts", "Hosts", [hosts]
+    return [table(header, rows, caption="Hosts", numbers=(2, 3, 4))]
 
 
-def _configuration(history: History) -> Section:
+def _configuration(history: History) -> list[Content]:
     facts: list[tuple[str, Content]] = []
-    if history.version:
-        facts.append(("tfcluster", history.version))
-    view = history.view
-    if view.launcher:
-        facts.append(("launched on", view.launcher.host))
-    content: list[Content] = []
-    by_versions: dict[str, list[str]] = {}
-    for task, known in history.versions.items():
-        words = ", ".join(f"{name} {version}" for name, version in known.items())
-        by_versions.setdefault(words, []).append(task)
-    for words, tasks in by_versions.items():
-        whose = "tasks" if len(by_versions) == 1 else ", ".join(tasks)
+    if version := _run_event(history).get("version"):
+        facts.append(("tfcluster", str(version)))
+    if launcher := history.view.launcher:
+        facts.append(("launched on", launcher.host))
+    tasks_by_versions: dict[str, list[str]] = {}
+    for task, event in history.facts_of("versions", "task").items():
+        if isinstance(versions := event.get("versions"), Mapping):
+            words = ", ".join(f"{name} {number}" for name, number in versions.items())
+            tasks_by_versions.setdefault(words, []).append(task)
+    for words, tasks in tasks_by_versions.items():
+        whose = "tasks" if len(tasks_by_versions) == 1 else ", ".join(tasks)
         facts.append((whose, words))
-    if facts:
-        content.append(_facts(facts))
+    content: list[Content] = [_facts(facts)] if facts else []
     if history.settings is not None:
         shown = json.dumps(without_values(history.settings), indent=2, default=str)
         text = "The configuration with which it was launched. Values of environment "
         text += "variables are left out, because they may be secret."
         content += [element("p", text, class_="soft"), lines(shown.splitlines())]
-    return "configuration", "Configuration and versions", content
+    return content
+
+
+def _run_event(history: History) -> Mapping[str, Any]:
+    """The event that identifies the run, if the record has it."""
+    return next((e for e in history.events if e["type"] == "run"), {})
 
 
 def without_values(settings: Any) -> Any:
@@ -319,13 +305,13 @@ def without_values(settings: Any) -> Any:
             for key, value in settings.items()
         }
     if isinstance(settings, list):
-        return [without_values(each) for each in settings]
+        return [without_values(entry) for entry in settings]
     return settings
 
 
-def _pictures(pictures: Sequence[ET.Element | None]) -> list[Content]:
-    known = [picture for picture in pictures if picture is not None]
-    return [element("div", *known, class_="pictures")] if known else []
+def _pictures(drawn: Iterable[ET.Element | None]) -> list[Content]:
+    pictures = [picture for picture in drawn if picture is not None]
+    return [element("div", *pictures, class_="pictures")] if pictures else []
 
 
 def _facts(facts: Iterable[tuple[str, Content]]) -> ET.Element:
@@ -335,37 +321,18 @@ def _facts(facts: Iterable[tuple[str, Content]]) -> ET.Element:
     return element("dl", *parts)
 
 
-def _most_memory(history: History) -> dict[str, int]:
-    most: dict[str, int] = {}
-    for sample in history.metrics.samples:
-        for size in (sample.rss_bytes, sample.max_rss_bytes):
-            if size is not None:
-                most[sample.task] = max(size, most.get(sample.task, 0))
-    return most
-
-
 def _busy(sample: Sample) -> float | None:
-    known = [gpu.busy for gpu in sample.gpus if gpu.busy is not None]
-    return sum(known) / len(known) if known else None
+    shares = [gpu.busy for gpu in sample.gpus if gpu.busy is not None]
+    return sum(shares) / len(shares) if shares else None
 
 
 def _gpu_bytes(sample: Sample) -> float | None:
-    known = [gpu.memory_bytes for gpu in sample.gpus if gpu.memory_bytes is not None]
-    return float(sum(known)) if known else None
+    sizes = [gpu.memory_bytes for gpu in sample.gpus if gpu.memory_bytes is not None]
+    return float(sum(sizes)) if sizes else None
 
 
 def _size(count: float) -> str:
     return byte_size(int(count))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _where(failure: FailureView) -> str:
-    if failure.task is None:
-        return failure.host or "?"
-    return f"{failure.task} on {failure.host}" if failure.host else failure.task
 
 
 def _clock(t_s: float) -> Content:

@@ -51,7 +51,7 @@ def host_clocks(events: Iterable[Mapping[str, Any]]) -> dict[str, HostClock]:
             continue
         keys = ("monotonic_s", "offset_s", "uncertainty_s")
         measured = tuple(event.get(key) for key in keys)
-        if all(isinstance(each, float) for each in measured):
+        if all(isinstance(value, float) for value in measured):
             theirs_s, offset_s, uncertainty_s = map(float, measured)  # type: ignore[arg-type]  # checked above
             measurements.setdefault(str(event.get("host")), []).append(
                 (theirs_s * 1e6, offset_s * 1e6, uncertainty_s)
@@ -62,7 +62,7 @@ def host_clocks(events: Iterable[Mapping[str, Any]]) -> dict[str, HostClock]:
 def _clock(measured: list[tuple[float, float, float]]) -> HostClock:
     best_s = min(uncertainty_s for _, _, uncertainty_s in measured)
     limit_s = max(best_s * _MUCH, _GOOD_S)
-    used = [each for each in measured if each[2] <= limit_s]
+    used = [point for point in measured if point[2] <= limit_s]
     # By time: one measurement for each.
     points = {theirs: offset for theirs, offset, _ in used}
     return HostClock(
@@ -96,7 +96,7 @@ def recorded(lines: Iterable[bytes], clocks: dict[str, HostClock]) -> Iterator[I
 
 
 def _items(batch: dict[str, Any], clock: HostClock) -> Iterator[Span]:
-    names, base_us = [str(each) for each in batch["names"]], batch["base_us"]
+    names, base_us = list(map(str, batch["names"])), batch["base_us"]
     for row, name, after_us, duration_us, *rest in loads(batch["events"].encode()):
         # An event that contains the first event began before it.
         began_us = _whole(base_us + after_us)

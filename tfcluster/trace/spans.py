@@ -55,7 +55,7 @@ def lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
     """
     open_ends: list[list[int]] = []
     """For each lane, the ends of the spans that may contain the next span."""
-    for span in sorted(spans, key=lambda each: (each.began_us, -each.ended_us)):
+    for span in sorted(spans, key=lambda span: (span.began_us, -span.ended_us)):
         for ends in open_ends:
             while ends and ends[-1] <= span.began_us:
                 ends.pop()

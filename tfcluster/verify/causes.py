@@ -30,13 +30,10 @@ _SYNC_REPLICAS = (
 )
 
 
-def own_difference(again: Difference | None, found: Difference) -> str | None:
+def own_difference(again: Difference | None, first: Difference) -> str | None:
     """The cause, if two runs of one process differ no later than the ranks do."""
     # What is compared at the program's end comes after all steps.
-    end = float("inf")
-    if again is None or (again.step if again.step >= 0 else end) > (
-        found.step if found.step >= 0 else end
-    ):
+    if again is None or (again.at_the_end, again.step) > (first.at_the_end, first.step):
         return None
     name = again.name if again.kind == "logs" else f"{again.kind} {again.name}"
     at = _WHERE.get(again.kind, f"{name} after step {again.step}")
@@ -48,7 +45,7 @@ def own_difference(again: Difference | None, found: Difference) -> str | None:
 
 
 def causes(
-    found: Difference,
+    first: Difference,
     ranks: Recorded,
     size: int,
     runtime: Runtime,
@@ -58,28 +55,28 @@ def causes(
     reasons = list(warnings)
     if (method := of_method(runtime, ranks, size)) is not None:
         return [*reasons, method]
-    if found.kind == "run":
+    if first.kind == "run":
         reasons.append(
             "a number that a session returns covers only that worker's rows; after "
             "each step, the weights are equal"
         )
     if "sync_replicas" in ranks.methods:
         reasons.append(_SYNC_REPLICAS)
-    if found.kind == "learning_rate":
+    if first.kind == "learning_rate":
         reasons.append(
             "the program sets the learning rate by its rank or by the number of ranks: "
             "tfcluster keeps the global batch size, so do not scale the learning rate"
         )
-    factor, known = found.factor, False
+    factor, is_certain = first.factor, False
     if factor is not None and abs(factor - 1) > _CLOSE:
-        words, known = _of_factor(factor, size)
+        words, is_certain = _of_factor(factor, size)
         reasons.append(words)
-    if ranks.clips and not known and found.kind in ("weight", "slot"):
+    if ranks.clips and not is_certain and first.kind in ("weight", "slot"):
         reasons.append(
             "gradients may have been clipped before the optimizer saw them: "
             + ", ".join(ranks.clips)
         )
-    if found.kind in ("weight", "slot", "logs", "state"):
+    if first.kind in ("weight", "slot", "logs", "state"):
         reasons += _of_layers(ranks)
     return reasons
 

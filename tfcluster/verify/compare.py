@@ -94,12 +94,12 @@ class Comparison:
 
     @property
     def largest(self) -> float:
-        return max((each.largest for each in self.quantities), default=0.0)
+        return max((q.largest for q in self.quantities), default=0.0)
 
     @property
     def of_noise(self) -> float:
         """The largest part of the noise that a value differs by."""
-        return max((each.of_noise for each in self.quantities), default=0.0)
+        return max((q.of_noise for q in self.quantities), default=0.0)
 
 
 def compare(alone: Recorded, ranks: Recorded, noise: Noise) -> Comparison:

@@ -23,14 +23,14 @@ _THREADS = "TF_NUM_INTRAOP_THREADS"
 
 
 def deterministic_variables(
-    gpus: Sequence[str], given: Mapping[str, str]
+    gpus: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
     """The environment that makes TensorFlow's operations deterministic on GPUs.
 
     Empty without a GPU, where the variable would only change input pipelines, and if
-    ``given`` already has a value.
+    ``environ`` already has a value.
     """
-    return {VARIABLE: "1"} if gpus and VARIABLE not in given else {}
+    return {VARIABLE: "1"} if gpus and VARIABLE not in environ else {}
 
 
 def is_nondeterministic(reason: str, tail: Sequence[str]) -> bool:
@@ -38,9 +38,9 @@ def is_nondeterministic(reason: str, tail: Sequence[str]) -> bool:
     return "determinis" in "\n".join([reason, *tail]).lower()
 
 
-def other_threads(given: Mapping[str, str]) -> dict[str, str]:
+def other_threads(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment that gives TensorFlow's operations another number of threads."""
-    count = given.get(_THREADS, "") or str(len(os.sched_getaffinity(0)))
+    count = environ.get(_THREADS, "") or str(len(os.sched_getaffinity(0)))
     return {_THREADS: "2" if count == "1" else "1"}
 
 
@@ -68,7 +68,7 @@ class Noise:
     def of(self, value: Hashable, step: int) -> float:
         """The largest difference of ``value`` that counts as equal after ``step``."""
         grown = self.measured.get(value, [])
-        place = bisect_right(grown, step, key=lambda each: each[0])
+        place = bisect_right(grown, step, key=lambda growth: growth[0])
         return max(self.floor, MARGIN * grown[place - 1][1] if place else 0.0)
 
 
@@ -85,14 +85,14 @@ class Tolerance:
 
     value: float
     why: str
-    given: bool = False
-    """Whether the user gave it: then the noise of one process does not count."""
+    chosen: bool = False
+    """Whether the user chose it: then the noise of one process does not count."""
 
 
-def tolerance(given: float | None, alone: Recorded, ranks: Recorded) -> Tolerance:
-    """The tolerance for these runs; ``given`` takes precedence."""
-    if given is not None:
-        return Tolerance(given, "as given with --tolerance", given=True)
+def tolerance(chosen: float | None, alone: Recorded, ranks: Recorded) -> Tolerance:
+    """The tolerance for these runs, unless the user has ``chosen`` one."""
+    if chosen is not None:
+        return Tolerance(chosen, "as given with --tolerance", chosen=True)
     unit = max(alone.unit, ranks.unit)
     if any(run.gpus and run.tf32 for run in (alone, ranks)):
         unit = max(unit, _TF32)

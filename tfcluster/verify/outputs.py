@@ -9,8 +9,9 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from filecmp import cmp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,11 @@ from tfcluster.verify.noise import MARGIN
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    Arrays = Mapping[str, npt.NDArray[Any]]
+
 _TEXT = {".csv", ".json", ".jsonl", ".log", ".txt", ".tsv", ".yaml", ".yml"}
 _HDF5 = {".h5", ".hdf5"}
+_ARRAYS = {".npy", ".npz", ".keras", *_HDF5}
 _TEXT_TOLERANCE = 1e-3
 """Text has few digits: a rounding difference may change the last digit."""
 _LAST_DIGIT = 1.01
@@ -50,8 +54,28 @@ class Outputs:
     log: Path | None
 
     @property
-    def lines(self) -> list[str]:
+    def printed(self) -> list[str]:
         return [] if self.log is None else _program_lines(self.log, self.folder)
+
+    def written(self, before: Mapping[str, Path]) -> dict[str, Path]:
+        """The files that are new or changed, by their names without times."""
+        files: dict[str, Path] = {}
+        if self.folder is None:
+            return files
+        for file in sorted(self.folder.rglob("*")):
+            name = str(file.relative_to(self.folder))
+            if "__pycache__" in file.parts or not file.is_file() or file.is_symlink():
+                continue
+            if name not in before or not cmp(file, before[name], shallow=False):
+                files[_UNSTABLE.sub("*", name)] = file
+        return files
+
+    def lines_of(self, file: Path | None) -> list[str]:
+        """The lines of a text file, without the name of the run's folder."""
+        if file is None:
+            return []
+        text = file.read_text("utf-8", "replace")
+        return text.replace(str(self.folder), ".").splitlines()
 
 
 def compare_outputs(
@@ -66,117 +90,68 @@ def compare_outputs(
     ``again`` is a second run alone: what differs there differs by its own noise.
     ``before`` has the files that existed before the runs.
     """
-    if alone.folder is not None and ranks.folder is not None:
-        noisy = None if again is None else again.folder
-        difference = _files(alone.folder, ranks.folder, noisy, before, tolerance)
-        if difference is not None:
-            return difference
-    if alone.log is None:
-        return None
-    third = [] if again is None else again.lines
-    words = _lines_differ(alone.lines, ranks.lines, third, tolerance)
-    return None if words is None else _output("printed", f"the chief printed {words}")
-
-
-# --- files ----------------------------------------------------------------------------
-
-
-def _files(
-    alone: Path,
-    ranks: Path,
-    again: Path | None,
-    before: Mapping[str, Path],
-    tolerance: float,
-) -> Difference | None:
-    mine, theirs = _written(alone, before), _written(ranks, before)
-    third = {} if again is None else _written(again, before)
+    again = again or Outputs(None, None)
+    mine, theirs = alone.written(before), ranks.written(before)
+    third = again.written(before)
     for name in sorted({*mine, *theirs}):
         if name not in mine or name not in theirs:
             where = "only alone" if name in mine else "only on the ranks"
             return _output("file", f"the program wrote {name} {where}")
-        files = [(mine[name], alone), (theirs[name], ranks)]
-        if again is not None and name in third:
-            files.append((third[name], again))
-        words = _content(files, tolerance)
+        words, suffix = None, mine[name].suffix
+        one, other, noisy = mine[name], theirs[name], third.get(name)
+        if suffix in _ARRAYS:
+            arrays = _arrays_in(one), _arrays_in(other), _arrays_in(noisy)
+            words = _arrays_differ(*arrays, tolerance)
+        elif suffix in _TEXT:
+            lines = alone.lines_of(one), ranks.lines_of(other), again.lines_of(noisy)
+            words = _lines_differ(*lines, tolerance)
         if words is not None:
             return _output("file", f"{name}: {words}")
-    return None
+    if alone.log is None:
+        return None
+    words = _lines_differ(alone.printed, ranks.printed, again.printed, tolerance)
+    return None if words is None else _output("printed", f"the chief printed {words}")
 
 
-def _written(folder: Path, before: Mapping[str, Path]) -> dict[str, Path]:
-    """The files that are new or changed, by their names without times."""
-    files = {}
-    for file in sorted(folder.rglob("*")):
-        name = str(file.relative_to(folder))
-        if "__pycache__" in file.parts or not file.is_file() or file.is_symlink():
-            continue
-        if name not in before or not _same_bytes(file, before[name]):
-            files[_UNSTABLE.sub("*", name)] = file
-    return files
+# --- arrays ---------------------------------------------------------------------------
 
 
-def _same_bytes(one: Path, other: Path) -> bool:
-    if one.stat().st_size != other.stat().st_size:
-        return False
-    return one.read_bytes() == other.read_bytes()
-
-
-def _content(files: Sequence[tuple[Path, Path]], tolerance: float) -> str | None:
-    """How the contents differ; None if they are equal, or of an unknown kind.
-
-    ``files`` has the file and the folder of the run alone, of the ranks, and perhaps of
-    the second run alone.
-    """
-    suffix = files[0][0].suffix
-    if suffix in (".npy", ".npz", ".keras", *_HDF5):
-        arrays = [dict(_arrays(file)) for file, _ in files]
-        return _arrays_differ(arrays[0], arrays[1], dict(*arrays[2:]), tolerance)
-    if suffix in _TEXT:
-        lines = [
-            file.read_text("utf-8", "replace").replace(str(folder), ".").splitlines()
-            for file, folder in files
-        ]
-        return _lines_differ(lines[0], lines[1], list(*lines[2:]), tolerance)
-    return None
-
-
-def _arrays(file: Path) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+def _arrays_in(file: Path | None) -> Arrays:
     import numpy as np
 
+    if file is None:
+        return {}
     if file.suffix == ".npy":
-        yield "", np.load(file, allow_pickle=False)
-    elif file.suffix == ".npz":
-        with np.load(file, allow_pickle=False) as arrays:
-            for name in arrays.files:
-                yield name, arrays[name]
-    elif file.suffix == ".keras":
-        with zipfile.ZipFile(file) as archive:
-            for name in sorted(archive.namelist()):
-                if Path(name).suffix in _HDF5:
-                    yield from _in_hdf5(io.BytesIO(archive.read(name)))
-    else:
-        yield from _in_hdf5(file)
+        return {"": np.load(file, allow_pickle=False)}
+    if file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as archived:
+            return dict(archived)
+    if file.suffix != ".keras":
+        return _in_hdf5(file)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    with zipfile.ZipFile(file) as archive:
+        for name in sorted(archive.namelist()):
+            if Path(name).suffix in _HDF5:
+                arrays |= _in_hdf5(io.BytesIO(archive.read(name)))
+    return arrays
 
 
-def _in_hdf5(file: Path | io.BytesIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+def _in_hdf5(file: Path | io.BytesIO) -> Arrays:
     import h5py
 
     arrays: dict[str, npt.NDArray[Any]] = {}
 
-    def visit(name: str, one: Any) -> None:
-        if isinstance(one, h5py.Dataset) and one.dtype.kind in "biufc":
-            arrays[name] = one[()]
+    def visit(name: str, entry: Any) -> None:
+        if isinstance(entry, h5py.Dataset) and entry.dtype.kind in "biufc":
+            arrays[name] = entry[()]
 
     with h5py.File(file, "r") as opened:
         opened.visititems(visit)
-    yield from arrays.items()
+    return arrays
 
 
 def _arrays_differ(
-    mine: Mapping[str, npt.NDArray[Any]],
-    theirs: Mapping[str, npt.NDArray[Any]],
-    again: Mapping[str, npt.NDArray[Any]],
-    tolerance: float,
+    mine: Arrays, theirs: Arrays, again: Arrays, tolerance: float
 ) -> str | None:
     import numpy as np
 
@@ -245,7 +220,7 @@ def _same_text(one: str, other: str, again: str, tolerance: float) -> bool:
 
     ``again`` is what a second run alone has in place of ``one``.
     """
-    one, other, again = (_TIMES.sub("TIME", each) for each in (one, other, again))
+    one, other, again = (_TIMES.sub("TIME", line) for line in (one, other, again))
     if one == other:
         return True
     if _words(one) != _words(other):

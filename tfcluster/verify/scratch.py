@@ -8,7 +8,6 @@ is left, or else the next verify does.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from tfcluster.agent.file_names import ENVIRONMENT, NEVER, is_excluded
 from tfcluster.base.errors import ConfigError, Problem, ResourceError
-from tfcluster.record.files import open_private
+from tfcluster.record.liveness import try_lock
 
 PREFIX = "tfcluster-verify-"
 """The prefix of these folders' names; these folders are never copied."""
@@ -33,8 +32,7 @@ class Scratch:
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             new = self.folder / f".{_LOCK}.new"
-            self._lock = open_private(new, os.O_RDWR)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = try_lock(new)
             # Renamed only now: an unlocked lock file belongs to a dead verify.
             new.rename(self.folder / _LOCK)
         except OSError as error:
@@ -46,42 +44,32 @@ class Scratch:
     def remove(self) -> None:
         """Remove the folder. The next verify removes what cannot be removed now."""
         _remove(self.folder)
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
+        if self._lock is not None:
+            self._lock.release()
 
 
 def remove_abandoned() -> None:
     """Remove the folders of our user's dead verifies."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if _is_ours(folder):
-                _remove_if_abandoned(folder)
-
-
-def _is_ours(folder: Path) -> bool:
-    status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-
-
-def _remove_if_abandoned(folder: Path) -> None:
-    # Do not create it: a verify that has just begun has no lock file yet.
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove(folder)
-    finally:
-        os.close(lock)
+        with contextlib.suppress(OSError, ResourceError):
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                continue
+            # A verify that has just begun has no lock file yet.
+            if (folder / _LOCK).exists() and (lock := try_lock(folder / _LOCK)):
+                _remove(folder)
+                lock.release()
 
 
 def _remove(folder: Path) -> None:
     """Remove the lock file last: without it, nobody would try again."""
     with contextlib.suppress(OSError):
-        for one in folder.iterdir():
-            if one.is_dir() and not one.is_symlink():
-                shutil.rmtree(one, ignore_errors=True)
-            elif one.name != _LOCK:
-                one.unlink()
-        if [one.name for one in folder.iterdir()] == [_LOCK]:
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _LOCK:
+                entry.unlink()
+        if [entry.name for entry in folder.iterdir()] == [_LOCK]:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -97,12 +97,12 @@ def as_json(verdict: Verdict) -> documents.Verification:
         "to_the_end": verdict.complete,
         "largest_difference": _finite(comparison.largest) if comparison else None,
         "compared": {
-            each.kind: {
-                "values": each.compared,
-                "largest": _finite(each.largest),
-                "of_noise": _finite(each.of_noise),
+            quantity.kind: {
+                "values": quantity.compared,
+                "largest": _finite(quantity.largest),
+                "of_noise": _finite(quantity.of_noise),
             }
-            for each in (comparison.quantities if comparison else ())
+            for quantity in (comparison.quantities if comparison else ())
         },
         "first_difference": None if first is None else _difference(first),
         "causes": list(verdict.causes),
@@ -114,16 +114,16 @@ def as_json(verdict: Verdict) -> documents.Verification:
 def _failure(failure: TrialFailure | None) -> documents.FailedTrial | None:
     if failure is None:
         return None
-    found = asdict(failure) | {"tail": list(failure.tail)}
-    return cast("documents.FailedTrial", found)
+    entries = asdict(failure) | {"tail": list(failure.tail)}
+    return cast("documents.FailedTrial", entries)
 
 
 def _difference(first: Difference) -> documents.FirstDifference:
-    found = {
+    entries = {
         key: _finite(value) if isinstance(value, float) else value
         for key, value in asdict(first).items()
     }
-    return cast("documents.FirstDifference", found | {"text": first.words()})
+    return cast("documents.FirstDifference", entries | {"text": first.words()})
 
 
 def _finite(value: float | None) -> float | None:

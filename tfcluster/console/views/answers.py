@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfcluster.console.text import byte_size, plural, table
+from tfcluster.verify.compare import Comparison
 from tfcluster.verify.verdict import Verdict
 
 _KINDS = {
@@ -22,7 +23,7 @@ _KINDS = {
 def verdict_lines(verdict: Verdict, *, brief: bool = False) -> list[str]:
     """The verdict, the first difference, its causes, and, unless ``brief``, a table."""
     comparison = verdict.comparison
-    ranks = f"{verdict.size} rank{'s' if verdict.size > 1 else ''}"
+    ranks = plural(verdict.size, "rank")
     if (failed := verdict.failed_alone) is not None:
         text = "not compared: the program fails in one process"
         return [f"{text}: {failed.reason}", *_indented(failed.tail)]
@@ -40,43 +41,40 @@ def verdict_lines(verdict: Verdict, *, brief: bool = False) -> list[str]:
         if verdict.complete:
             text += "; what the program wrote and printed is equal"
         return [text, *also]
-    steps = f"{comparison.steps} step{'s' if comparison.steps != 1 else ''}"
-    end = ", to the end of the program" if verdict.complete else ""
     with_what = f"({ranks}, {verdict.strategy})"
-    if verdict.first is None:
-        part = _part(comparison.of_noise, verdict)
-        shown = [f"equal, {part} after {steps}{end} {with_what}"]
+    if (first := verdict.first) is None:
+        end = ", to the end of the program" if verdict.complete else ""
+        steps = f"after {plural(comparison.steps, 'step')}{end}"
+        shown = [f"equal, {_part(comparison.of_noise, verdict)} {steps} {with_what}"]
     else:
-        part = ""
-        if verdict.first.of_noise is not None:
-            part = f", {_part(verdict.first.of_noise, verdict)}"
-        shown = [
-            f"different{part} {with_what}: {verdict.first.words()}",
-            *(f"  cause: {cause}" for cause in verdict.causes),
-        ]
+        part = "" if first.of_noise is None else f", {_part(first.of_noise, verdict)}"
+        shown = [f"different{part} {with_what}: {first.words()}"]
+        shown += [f"  cause: {cause}" for cause in verdict.causes]
     if verdict.by_chance is not None:
         shown.append(f"  another run may differ: {verdict.by_chance}")
     if verdict.baseline:
         shown.append(f"compared with {verdict.baseline}")
-    if brief:
-        return [*shown, *also]
+    return [*shown, *([] if brief else _table(verdict, comparison)), *also]
+
+
+def _table(verdict: Verdict, comparison: Comparison) -> list[str]:
+    """The largest difference of each quantity, and the tolerance."""
     rows = [
         (
-            _KINDS[each.kind],
-            f"{each.compared:,}",
-            f"{each.largest:.1e}",
-            _number(each.of_noise),
+            _KINDS[quantity.kind],
+            f"{quantity.compared:,}",
+            f"{quantity.largest:.1e}",
+            _number(quantity.of_noise),
         )
-        for each in comparison.quantities
+        for quantity in comparison.quantities
     ]
-    if rows:
-        of_what = "of the tolerance" if _is_given(verdict) else "of the noise"
-        header = ("compared", "values", "largest difference", of_what)
-        shown += ["", *table(rows, header, right=(1, 2, 3))]
+    of_what = "of the tolerance" if _is_chosen(verdict) else "of the noise"
+    header = ("compared", "values", "largest difference", of_what)
+    shown = ["", *table(rows, header, right=(1, 2, 3))] if rows else []
     if (tolerance := verdict.tolerance) is not None:
-        least = "" if tolerance.given else "the noise is at least "
+        least = "" if tolerance.chosen else "the noise is at least "
         shown += ["", f"{least}{tolerance.value:.0e}: {tolerance.why}"]
-    return [*shown, *also]
+    return shown
 
 
 def _indented(tail: tuple[str, ...]) -> list[str]:
@@ -87,7 +85,7 @@ def _part(of_noise: float, verdict: Verdict) -> str:
     """``at most 0.02 of the noise of one machine``."""
     if of_noise == 0:
         return "to the last bit,"
-    noise = "the tolerance" if _is_given(verdict) else "the noise of one machine"
+    noise = "the tolerance" if _is_chosen(verdict) else "the noise of one machine"
     if math.isinf(of_noise):
         return f"beyond {noise}"
     if of_noise > 1:
@@ -100,8 +98,8 @@ def _number(of_noise: float) -> str:
     return f"{of_noise:,.0f}" if 10 <= of_noise < 1e6 else f"{of_noise:.2g}"
 
 
-def _is_given(verdict: Verdict) -> bool:
-    return verdict.tolerance is not None and verdict.tolerance.given
+def _is_chosen(verdict: Verdict) -> bool:
+    return verdict.tolerance is not None and verdict.tolerance.chosen
 
 
 _MOST = 8
@@ -112,19 +110,18 @@ Function = Mapping[str, Any]
 
 def explanation_lines(answer: Mapping[str, Any], *, brief: bool = False) -> list[str]:
     """A table of the functions, and, unless ``brief``, the details of each."""
-    functions = answer["functions"]
-    divisible = [each for each in functions if each["rows"] or each["trains"]]
-    others = [each for each in functions if each not in divisible]
+    functions: Sequence[Function] = answer["functions"]
+    divisible = [f for f in functions if f["rows"] or f["trains"]]
     header = ("function", "rows", "work divided", "exchanges", "exchanged per call")
     rows = [
         (
-            each["name"],
-            "-" if each["rows"] is None else str(each["rows"]),
-            f"{each['divided_share']:.1%}",
-            str(each["exchanges"]),
-            byte_size(each["exchanged_bytes"]),
+            function["name"],
+            "-" if function["rows"] is None else str(function["rows"]),
+            f"{function['divided_share']:.1%}",
+            str(function["exchanges"]),
+            byte_size(function["exchanged_bytes"]),
         )
-        for each in divisible
+        for function in divisible
     ]
     shown = [f"On {answer['ranks']} ranks:", ""]
     shown += table(rows, header, right=(1, 2, 3, 4))
@@ -135,58 +132,56 @@ def explanation_lines(answer: Mapping[str, Any], *, brief: bool = False) -> list
     if brief:
         return shown
     shown += [
-        f"{each['name']} is computed whole: no batch was found that has at least as "
-        "many rows as there are ranks"
-        for each in divisible
-        if each["rows"] is None and not answer["mostly_whole"]
+        f"{function['name']} is computed whole: no batch was found that has at least "
+        "as many rows as there are ranks"
+        for function in divisible
+        if function["rows"] is None and not answer["mostly_whole"]
     ]
-    for each in divisible:
-        shown += _exchanged(each) + _whole(each)
-    failed = [each for each in others if each["error"]]
-    for each in failed:
-        shown += ["", f"{each['name']} is computed whole: {each['error']}"]
-    without = sorted({each["name"] for each in others if not each["error"]})
+    for function in divisible:
+        shown += _exchanged(function) + _whole(function)
+    others = [function for function in functions if function not in divisible]
+    for function in others:
+        if function["error"]:
+            shown += ["", f"{function['name']} is computed whole: {function['error']}"]
+    without = sorted({f["name"] for f in others if not f["error"]})
     if without:
         shown += ["", f"Without a batch, computed by every rank: {', '.join(without)}"]
     return shown
 
 
 def _exchanged(function: Function) -> list[str]:
-    tensors = function["exchanged"]
-    if not tensors:
-        return []
     rows = [
         (
-            "gather" if each["kind"] == "rows" else each["kind"],
-            byte_size(each["bytes"]) if each["bytes"] else "?",
-            each["name"],
-            each["wanted_by"],
-            each["line"] or "",
+            "gather" if tensor["kind"] == "rows" else tensor["kind"],
+            byte_size(tensor["bytes"]) if tensor["bytes"] else "?",
+            tensor["name"],
+            tensor["wanted_by"],
+            tensor["line"] or "",
         )
-        for each in tensors[:_MOST]
+        for tensor in function["exchanged"]
     ]
     header = ("exchange", "bytes", "tensor", "wanted by", "line")
-    title = f"{function['name']}: what the ranks exchange"
-    return ["", title, *_cut(table(rows, header, right=(1,), indent="  "), tensors)]
+    return _first(rows, header, f"{function['name']}: what the ranks exchange")
 
 
 def _whole(function: Function) -> list[str]:
-    ops = function["whole"]
-    if not ops:
-        return []
     rows = []
-    for each in ops[:_MOST]:
-        weight = (each["cost"] + each["following_cost"]) / max(function["cost"], 1)
+    for op in function["whole"]:
+        weight = (op["cost"] + op["following_cost"]) / max(function["cost"], 1)
         share = f"{weight:.1%}" if weight >= 0.0005 else "<0.1%"
-        name = each["op"] if each["count"] == 1 else f"{each['count']} {each['op']}"
-        rows.append((name, share, each["reason"], each["line"] or ""))
-    header = ("op", "work", "reason", "line")
+        name = op["op"] if op["count"] == 1 else f"{op['count']} {op['op']}"
+        rows.append((name, share, op["reason"], op["line"] or ""))
     title = (
         f"{function['name']}: what every rank computes whole, with what follows from it"
     )
-    return ["", title, *_cut(table(rows, header, right=(1,), indent="  "), ops)]
+    return _first(rows, ("op", "work", "reason", "line"), title)
 
 
-def _cut(shown: list[str], whole: Sequence[object]) -> list[str]:
-    left = len(whole) - _MOST
-    return [*shown, f"  and {plural(left, 'row')} more"] if left > 0 else shown
+def _first(
+    rows: Sequence[Sequence[str]], header: Sequence[str], title: str
+) -> list[str]:
+    """The first rows below a title; nothing if there are none."""
+    shown = ["", title, *table(rows[:_MOST], header, right=(1,), indent="  ")]
+    if (left := len(rows) - _MOST) > 0:
+        shown.append(f"  and {plural(left, 'row')} more")
+    return shown if rows else []

@@ -31,7 +31,7 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     if first is None:
         return []
     ranks = [task.task for task in view.tasks if is_rank(task.task)]
-    alike = [each for each in view.secondary if _same_cause(each, first)]
+    alike = [other for other in view.secondary if _same_cause(other, first)]
     all_alike = len(ranks) > 1 and len(alike) == len(ranks) - 1
     headline = _headline(first, f"all {len(ranks):,} ranks" if all_alike else "")
     lines = [style.red("first failure: ") + style.bold(headline)]
@@ -44,16 +44,18 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
         )
     if first.log:
         lines.append(f"  log: {sanitise_word(first.log)}")
-    failed = {e.host: [e.cause] for e in view.secondary if e.host and not e.task}
+    failed = {f.host: [f.cause] for f in view.secondary if f.host and not f.task}
     # In the order of the plan: tasks fail in any order, and ranges are easier to read.
-    planned = [each.host for each in view.hosts if each.host in failed]
+    planned = [host.host for host in view.hosts if host.host in failed]
     hosts = {host: failed[host] for host in dict.fromkeys([*planned, *failed])}
     lines += fold_errors(hosts, style)[:_HOSTS]
     if len(hosts) > _HOSTS:
         lines.append(style.dim(f"{len(hosts):,} hosts failed in total"))
-    victims = [each for each in view.secondary if each.task or not each.host]
-    if all_alike:
-        victims = [each for each in victims if each not in alike]
+    victims = [
+        other
+        for other in view.secondary
+        if (other.task or not other.host) and not (all_alike and other in alike)
+    ]
     if victims:
         lines.append(style.dim(_victims(victims)))
     return lines
@@ -80,15 +82,12 @@ def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> li
 
 
 def _headline(failure: FailureView, who_else: str) -> str:
-    who = sanitise_word(failure.task or failure.host or "the run")
-    where = ""
-    if failure.task and failure.host:
-        where = f" on {sanitise_word(failure.host)}"
+    where = sanitise_word(failure.where or "the run")
     cause = sanitise_word(failure.cause)
     fate = how_it_ended(failure.exit_code, failure.signal)
     mentioned = not fate or fate.removeprefix("exit ") in cause
-    remarks = ", ".join(each for each in ("" if mentioned else fate, who_else) if each)
-    return f"{who}{where}: {cause}" + (f" ({remarks})" if remarks else "")
+    remarks = ", ".join(filter(None, ("" if mentioned else fate, who_else)))
+    return f"{where}: {cause}" + (f" ({remarks})" if remarks else "")
 
 
 def how_it_ended(exit_code: int | None, signal: str | None) -> str:
@@ -114,9 +113,9 @@ def _tail(lines: Sequence[str]) -> list[str]:
 def _victims(failures: Sequence[FailureView]) -> str:
     """``then also failed: worker:0 (exit 1), worker:2 (SIGABRT), and 7 more``."""
     shown = []
-    for each in failures[:_VICTIMS]:
-        fate = how_it_ended(each.exit_code, each.signal)
-        name = sanitise_word(each.task or each.host or "?")
+    for failure in failures[:_VICTIMS]:
+        fate = how_it_ended(failure.exit_code, failure.signal)
+        name = sanitise_word(failure.task or failure.host or "?")
         shown.append(f"{name} ({fate})" if fate else name)
     if len(failures) > _VICTIMS:
         shown.append(f"and {len(failures) - _VICTIMS:,} more")
@@ -145,18 +144,13 @@ def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
         shown = tuple(sorted(shown, key=lambda task: task.task != first))[:_ROWS]
     listed = {task.task for task in shown}
     rest = [task for task in view.tasks if task.task not in listed]
-    rows = [_row(task, first) for task in shown]
-
-    def paint(row: int, column: int, cell: str) -> str:
-        if row < 0:
-            return style.dim(cell)
-        if column == 2:
-            return style.by_state(shown[row].state, cell)
-        return style.red(cell) if column == 4 else cell
-
-    lines = table(rows, ("task", "host", "end", "time", ""), right=(3,), paint=paint)
+    rows = [_row(task, first, style) for task in shown]
+    lines = table(rows, style.header("task", "host", "end", "time", ""), right=(3,))
+    by_state: dict[str, list[str]] = {}
+    for task in rest:
+        by_state.setdefault(task.state_words, []).append(sanitise_word(task.task))
     return lines + [
-        f"{fold_tasks(names)}: {state}" for state, names in _by_state(rest).items()
+        f"{fold_tasks(names)}: {state}" for state, names in by_state.items()
     ]
 
 
@@ -168,13 +162,13 @@ def where_logs_are(view: RunView, style: Style = PLAIN) -> list[str]:
     return [style.dim(f"logs: {folder} (tfcluster logs {sanitise_word(view.run)})")]
 
 
-def _row(task: TaskView, first: str | None) -> tuple[str, ...]:
+def _row(task: TaskView, first: str | None, style: Style) -> tuple[str, ...]:
     return (
         sanitise_word(task.task),
         sanitise_word(task.host or ""),
-        _end(task),
+        style.by_state(task.state, _end(task)),
         duration(task.seconds) if task.seconds is not None else "",
-        "<- first failure" if task.task == first else "",
+        style.red("<- first failure") if task.task == first else "",
     )
 
 
@@ -184,10 +178,3 @@ def _end(task: TaskView) -> str:
     if task.state is TaskState.FAILED and fate:
         return f"{task.state}, {fate}"
     return task.state_words
-
-
-def _by_state(tasks: list[TaskView]) -> dict[str, list[str]]:
-    names: dict[str, list[str]] = {}
-    for task in tasks:
-        names.setdefault(task.state_words, []).append(sanitise_word(task.task))
-    return names

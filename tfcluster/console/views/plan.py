@@ -52,7 +52,7 @@ def plan(
         title = f"environment of {_word(requirements.get('file'))}, made on each host "
         title += "that lacks it; its Python runs the tasks"
         lines += _section(title, _packages(requirements), style)
-    if transport := _transport(document.get("transport")):
+    if transport := _transport(document.get("transport") or {}):
         lines += _section("transport between ranks", [transport], style)
     for kind, group in _groups(tasks).items():
         title = f"{_word(kind)}: {plural(len(group), 'task')}"
@@ -80,11 +80,11 @@ def _section(title: str, lines: Sequence[str], style: Style) -> list[str]:
     return ["", style.bold(title), *(f"  {line}" for line in lines)] if lines else []
 
 
-def _transport(found: object) -> str:
+def _transport(choice: Json) -> str:
     """The transport that ``auto`` stands for; empty if not known yet."""
-    if not isinstance(found, Mapping) or found.get("name") == "auto":
+    if choice.get("name", "auto") == "auto":
         return ""
-    return f"{_word(found.get('name'))}: {_word(found.get('reason'))}"
+    return f"{_word(choice.get('name'))}: {_word(choice.get('reason'))}"
 
 
 def _hosts(hosts: Sequence[Json]) -> list[str]:
@@ -96,15 +96,14 @@ def _hosts(hosts: Sequence[Json]) -> list[str]:
             alike.append((kind, []))
         alike[-1][1].append(str(host.get("host")))
     rows = [
-        (_word(fold(names)), str(len(names)) if len(names) > 1 else "", *kind)
+        (
+            _word(fold(names)),
+            f"{len(names)} hosts{', each' * any(kind)}" if len(names) > 1 else "",
+            *kind,
+        )
         for kind, names in alike
     ]
-    return table([(n, _hosts_of(c, s or g), s, g) for n, c, s, g in rows])
-
-
-def _hosts_of(count: str, each: str) -> str:
-    """``4 hosts``, or ``4 hosts, each`` if what each host has follows."""
-    return f"{count} hosts{', each' if each else ''}" if count else ""
+    return table(rows)
 
 
 def _plain(tasks: Sequence[Json]) -> list[Json]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from tfcluster.base.states import TaskState
+from tfcluster.base.states import RunState, TaskState
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.text import clock, fold_tasks, is_rank, plural
 from tfcluster.console.views.status import epoch_text, loss_text, step_text
@@ -15,27 +15,47 @@ _NAMED = 3
 _WAIT_WORTH_NAMING = 0.05
 
 
+def live_text(view: RunView, now_s: float) -> str:
+    """What a run that is not over is doing now."""
+    if view.state is RunState.STARTING:
+        return starting(view, now_s)
+    if view.state is RunState.STOPPING:
+        return stopping(view, now_s)
+    return running(view, now_s)
+
+
 def starting(view: RunView, now_s: float) -> str:
     """``waiting for 2 of 4 tasks: worker:1 importing tensorflow, 3 s; ...``."""
     hosts = [host for host in view.hosts if host.state in ("pending", "starting")]
     if hosts and not any(_is_up(task) or task.phase for task in view.tasks):
-        groups = _by_age((_host_doing(h), h.since_s, h.host) for h in hosts)
-        doing_now = "; ".join(
-            f"{sanitise_word(fold(names))} {_since(doing, since_s, now_s)}"
-            for doing, since_s, names in groups[:_NAMED]
-        )
-        counted = plural(len(view.hosts), "host")
-        return f"waiting for {len(hosts):,} of {counted}: {doing_now}" + _more(groups)
+        doing = [(_host_doing(host), host.since_s, host.host) for host in hosts]
+        return _waiting(doing, fold, plural(len(view.hosts), "host"), now_s)
     tasks = [task for task in view.tasks if not _is_up(task)]
     if not tasks:
         return "starting"
-    groups = _by_age((_doing(task), task.since_s, task.task) for task in tasks)
-    doing_now = "; ".join(
-        f"{sanitise_word(fold_tasks(names))} {_since(doing, since_s, now_s)}"
-        for doing, since_s, names in groups[:_NAMED]
-    )
-    counted = plural(len(view.tasks), "task")
-    return f"waiting for {len(tasks):,} of {counted}: {doing_now}" + _more(groups)
+    doing = [(task.phase or str(task.state), task.since_s, task.task) for task in tasks]
+    return _waiting(doing, fold_tasks, plural(len(view.tasks), "task"), now_s)
+
+
+def _waiting(
+    doing: Sequence[tuple[str, float | None, str]],
+    fold_names: Callable[[list[str]], str],
+    total: str,
+    now_s: float,
+) -> str:
+    """Who does what since when, by what it is; the longest-lasting group first."""
+    names: dict[str, list[str]] = {}
+    oldest: dict[str, float] = {}
+    for what, since_s, name in doing:
+        names.setdefault(what, []).append(name)
+        if since_s is not None:
+            oldest[what] = min(since_s, oldest.get(what, since_s))
+    groups = []
+    for what in sorted(names, key=lambda what: oldest.get(what, float("inf"))):
+        since = f", {max(0, int(now_s - oldest[what]))} s" if what in oldest else ""
+        groups.append(sanitise_word(f"{fold_names(names[what])} {what}") + since)
+    shown = groups[:_NAMED] + ["…"] * (len(groups) > _NAMED)
+    return f"waiting for {len(doing):,} of {total}: {'; '.join(shown)}"
 
 
 def running(view: RunView, now_s: float) -> str:
@@ -82,9 +102,9 @@ def stopping(view: RunView, now_s: float) -> str:
 
 def _slowest(training: Sequence[TaskView]) -> list[str]:
     """The slowest rank: ranks in step have equal speed, but the slowest waits least."""
-    known = [task for task in training if task.wait_share is not None]
-    least = min(known, key=lambda task: task.wait_share or 0.0)
-    most = max(task.wait_share or 0.0 for task in known)
+    measured = [task for task in training if task.wait_share is not None]
+    least = min(measured, key=lambda task: task.wait_share or 0.0)
+    most = max(task.wait_share or 0.0 for task in measured)
     if most - (least.wait_share or 0.0) < _WAIT_WORTH_NAMING:
         return []
     return [f"(slowest {sanitise_word(least.task)})"]
@@ -109,10 +129,6 @@ def _has_process(task: TaskView) -> bool:
     return task.state in (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 
 
-def _doing(task: TaskView) -> str:
-    return task.phase or str(task.state)
-
-
 _STAGES = {
     "copy files": "copying files",
     "set-up lines": "running set-up lines",
@@ -127,29 +143,6 @@ def _host_doing(host: HostView) -> str:
     return {"pending": "not asked yet", "starting": "connecting"}.get(
         host.state, host.state
     )
-
-
-def _by_age(
-    found: Iterable[tuple[str, float | None, str]],
-) -> list[tuple[str, float | None, list[str]]]:
-    """Names grouped by what they are doing; the longest-lasting group comes first."""
-    names: dict[str, list[str]] = {}
-    oldest: dict[str, float] = {}
-    for doing, since_s, name in found:
-        names.setdefault(doing, []).append(name)
-        if since_s is not None:
-            oldest[doing] = min(since_s, oldest.get(doing, since_s))
-    order = sorted(names, key=lambda doing: oldest.get(doing, float("inf")))
-    return [(doing, oldest.get(doing), names[doing]) for doing in order]
-
-
-def _since(doing: str, since_s: float | None, now_s: float) -> str:
-    words = sanitise_word(doing)
-    return words if since_s is None else f"{words}, {max(0, int(now_s - since_s))} s"
-
-
-def _more(groups: Sequence[object]) -> str:
-    return "; …" if len(groups) > _NAMED else ""
 
 
 def _rate_text(steps_per_s: float) -> str:

@@ -70,8 +70,8 @@ def progress_text(hosts: Mapping[str, Mapping[str, Any]]) -> str:
     Hosts that have sent everything are left out.
     """
     sizes = {
-        host: (int(each.get("bytes") or 0), int(each.get("of_bytes") or 0))
-        for host, each in hosts.items()
+        host: (int(progress.get("bytes") or 0), int(progress.get("of_bytes") or 0))
+        for host, progress in hosts.items()
     }
     busy = {host: size for host, size in sizes.items() if size[0] < size[1]}
     amounts = ", ".join(

@@ -45,7 +45,6 @@ _HEADER = (
     *("left", "end", ""),
 )
 _NUMBERS = range(3, 10)
-_STATE = 1
 
 
 def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
@@ -61,7 +60,8 @@ def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
     if view.first_failure:
         lines += ["", *failure(view, style)]
     if view.tasks:
-        lines += ["", *_tasks(view, style)]
+        rows = [_row(task, style) for task in view.tasks]
+        lines += ["", *table(rows, style.header(*_HEADER), right=_NUMBERS)]
     return lines
 
 
@@ -114,7 +114,8 @@ def _troubles(view: RunView) -> list[str]:
     if view.reason and view.reason not in causes:
         lines.append(f"reason: {sanitise_word(view.reason)}")
         causes.append(view.reason)
-    failed = {each.host for each in (first, *view.secondary) if each and not each.task}
+    failures = (first, *view.secondary)
+    failed = {failure.host for failure in failures if failure and not failure.task}
     lines += [
         sanitise_word(f"host {host.host}: {host.state}: {host.cause}")
         for host in view.hosts
@@ -123,26 +124,14 @@ def _troubles(view: RunView) -> list[str]:
     return lines + [
         f"note: {sanitise_word(note)}"
         for note in view.notes
-        if not any(note.startswith(f"{each}:") for each in causes)
+        if not note.startswith(tuple(f"{cause}:" for cause in causes))
     ]
 
 
-def _tasks(view: RunView, style: Style) -> list[str]:
-    rows = [_row(task) for task in view.tasks]
-
-    def paint(row: int, column: int, cell: str) -> str:
-        if row < 0:
-            return style.dim(cell)
-        state = view.tasks[row].state
-        return style.by_state(state, cell) if column == _STATE else cell
-
-    return table(rows, _HEADER, right=_NUMBERS, paint=paint)
-
-
-def _row(task: TaskView) -> tuple[str, ...]:
+def _row(task: TaskView, style: Style) -> tuple[str, ...]:
     return (
         sanitise_word(task.task),
-        task.state_words,
+        style.by_state(task.state, task.state_words),
         sanitise_word(task.host or ""),
         str(task.pid or ""),
         epoch_text(task.fit),
@@ -157,12 +146,12 @@ def _row(task: TaskView) -> tuple[str, ...]:
 
 
 def _remark(task: TaskView) -> str:
-    again = f"attempt {task.attempt}" if task.attempt else ""
-    doing = ""
+    parts = [f"attempt {task.attempt}"] if task.attempt else []
     if task.step is None and task.phase and not task.state.final:
-        doing = sanitise_word(task.phase)
-    served = "" if task.serving is None else _served(task.serving)
-    return ", ".join(part for part in (again, doing, served) if part)
+        parts.append(sanitise_word(task.phase))
+    if task.serving is not None:
+        parts.append(_served(task.serving))
+    return ", ".join(parts)
 
 
 def _served(serving: ServingView) -> str:
@@ -186,17 +175,11 @@ def clock_time(t_s: float, now_s: float) -> str:
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
 
 
-_RUN_HEADER = ("run", "backend", "began", "took", "state")
-
-
 def run_list(views: Sequence[RunView], now_s: float, style: Style = PLAIN) -> list[str]:
     """A header and one line for each run, in the given order."""
     rows = [_run_row(view, now_s, style) for view in views]
-
-    def paint(row: int, column: int, cell: str) -> str:
-        return style.dim(cell) if row < 0 else cell
-
-    return table(rows, _RUN_HEADER, right=(3,), paint=paint)
+    header = style.header("run", "backend", "began", "took", "state")
+    return table(rows, header, right=(3,))
 
 
 def _run_row(view: RunView, now_s: float, style: Style) -> tuple[str, ...]:
