@@ -359,7 +359,7 @@ class Hosts:
 
     def closed(self, item: Closed) -> list[Event]:
         """Handle the end of a channel."""
-        if guard := self._dead_guards.get(item.host):
+        if guard := self._dead_guards.pop(item.host, None):
             cause = (
                 f"the guard process of its agent (pid {guard}) died, and the "
                 "connection ended with it; the agent has stopped all tasks there"

@@ -46,14 +46,11 @@ def fetch_late(
     wanted = WantedFiles(folder, witnesses(root), patterns)
     outcomes = {host.name: TransferOutcome(host.name) for host in hosts}
     inboxes = {host.name: Inbox() for host in hosts}
-    errors: dict[str, TfclusterError | None] = {}
     # The agents are not of the run: they must not end any of its processes that are
     # left.
     contacts = BriefContacts(starter, "fetch")
     try:
-        contacts.open(hosts)
-        while len(errors) < len(hosts):
-            _handle(contacts.next(_SHOW_S), inboxes, errors)
+        errors = _open(contacts, hosts, inboxes)
         transfers = [
             HostTransfer(
                 outcomes[name],
@@ -80,6 +77,17 @@ def fetch_late(
         if error is not None:
             outcomes[name].cause, outcomes[name].over = error.message, True
     return [(outcome, errors[name]) for name, outcome in outcomes.items()]
+
+
+def _open(
+    contacts: BriefContacts, hosts: Sequence[Host], inboxes: Mapping[str, Inbox]
+) -> dict[str, TfclusterError | None]:
+    """Start agents on hosts; returns why this failed, and None where it did not."""
+    errors: dict[str, TfclusterError | None] = {}
+    contacts.open(hosts)
+    while len(errors) < len(hosts):
+        _handle(contacts.next(_SHOW_S), inboxes, errors)
+    return errors
 
 
 def _handle(

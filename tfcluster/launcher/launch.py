@@ -193,7 +193,6 @@ class Launch:
         ``begun`` is called as soon as the run exists. Raises TfclusterError if it could
         not be begun.
         """
-        description = self.prepared.description
         queue: SimpleQueue[Item] = SimpleQueue()
         with ExitStack() as stack:
             # From before the run exists until its end is recorded: an early signal also
@@ -208,22 +207,12 @@ class Launch:
             with ExitStack() as held:
                 paths, writer = self._begin(held, environ)
                 begun(paths)
-                job = Job(
-                    run=paths.run,
-                    description=description,
-                    allocation=self.prepared.allocation,
-                    specs={spec.task: spec for spec in self.prepared.specs},
-                    secrets=self.secrets,
-                    token=os.urandom(32).hex(),
-                    logs=paths.logs,
-                    files=self.files,
-                )
-                current = CurrentJob(job)
+                current = CurrentJob(self._job(paths))
                 show = RunOutput.on_terminal(
                     current, sys.stdout, sys.stderr, environ, display
                 )
                 held.callback(show.close)
-                show.begin(job)
+                show.begin(current.job)
                 for note in self.notes:
                     show.say(note)
                 view = self._drive(
@@ -232,10 +221,23 @@ class Launch:
             # The run's name is free again: the command may launch a run of that name.
             count = len(signals)
             if not view.requeued:
+                description = self.prepared.description
                 call_on_end(
                     description, paths, view, environ, lambda: len(signals) > count
                 )
             return view.exit_code or 0
+
+    def _job(self, paths: RunPaths) -> Job:
+        return Job(
+            run=paths.run,
+            description=self.prepared.description,
+            allocation=self.prepared.allocation,
+            specs={spec.task: spec for spec in self.prepared.specs},
+            secrets=self.secrets,
+            token=os.urandom(32).hex(),
+            logs=paths.logs,
+            files=self.files,
+        )
 
     def _harmless(self) -> frozenset[signal.Signals]:
         if self.scheduler is None:
@@ -312,7 +314,7 @@ class Launch:
         metrics = MetricsWriter(paths, most_of_series(len(current.job.specs)))
         journal = Journal(writer, metrics, self.prepared.document(str(paths.logs)))
         before = earlier(paths)
-        journal.event("run", **_identity(current.job), **_origin(before))
+        journal.event("run", **_identity(current.job, before))
         if before.requeues:
             show.say(
                 f"requeued after the time limit ({times(before.requeues)}): continues "
@@ -362,13 +364,8 @@ class Launch:
         return replace(finish, exit_code=code), _WHY_ENDED.get(code)
 
 
-def _origin(before: Earlier) -> dict[str, Any]:
-    """What the first event says about the runs that this one continues."""
-    return {"follows": before.run, "requeues": before.requeues or None}
-
-
-def _identity(job: Job) -> dict[str, Any]:
-    """The first event: identifies the run and the process that drives it."""
+def _identity(job: Job, before: Earlier) -> dict[str, Any]:
+    """The first event: the run, the process that drives it, and the runs before it."""
     description = job.description
     return {
         "run": job.run,
@@ -379,4 +376,6 @@ def _identity(job: Job) -> dict[str, Any]:
         "version": __version__,
         "started": time.time(),
         **as_dict(identity()),
+        "follows": before.run,
+        "requeues": before.requeues or None,
     }

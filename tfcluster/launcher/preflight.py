@@ -32,9 +32,7 @@ def require_commands(
     ``programs``: also check programs; setup lines may change where they are found.
     """
     for spec in _different(specs):
-        if programs:
-            _require_program(spec, environ)
-        _require_script(spec)
+        _require(spec, environ, program=programs)
 
 
 def command_warnings(
@@ -49,9 +47,7 @@ def command_warnings(
         if not programs and not Path(spec.cwd).is_dir():
             continue
         try:
-            if programs:
-                _require_program(spec, environ)
-            _require_script(spec)
+            _require(spec, environ, program=programs)
         except StartError as error:
             yield f"warning: {error.sentence}"
 
@@ -139,6 +135,12 @@ def _different(specs: Iterable[TaskSpec]) -> list[TaskSpec]:
     for spec in specs:
         first.setdefault((spec.argv, spec.cwd), spec)
     return list(first.values())
+
+
+def _require(spec: TaskSpec, environ: Mapping[str, str], *, program: bool) -> None:
+    if program:
+        _require_program(spec, environ)
+    _require_script(spec)
 
 
 def _require_program(spec: TaskSpec, environ: Mapping[str, str]) -> None:
