@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import numpy as np
@@ -52,6 +52,8 @@ from tfcluster.runtime.net.rendezvous import (
 )
 
 SIGNATURE = Signature("test")
+HEADER_BYTES = 48
+"""What each rank sends in every exchange."""
 SIZES = [1, 2, 3, 4, 5]
 # Near the limits of direct sending and of one block, and indivisible by rank counts.
 LENGTHS = [0, 1, 3, 1000, 4097, 65537, 300_001]
@@ -138,6 +140,43 @@ def test_arrays_of_several_dtypes_keep_their_shapes() -> None:
     for found in results(as_threads(3, act)):
         assert [array.shape for array in found] == [(2, 3), (), (0, 4), (5,)]
         assert all((array == 3).all() for array in found)
+
+
+@pytest.mark.parametrize("host_keys", HOST_KEYS)
+def test_small_arrays_travel_with_the_header(host_keys: list[str]) -> None:
+    """One operation of the transport, whatever the dtypes; wrong ones are noticed."""
+    size = len(host_keys)
+    exact = [np.arange(5.0), np.arange(3), np.array([[1, 2], [3, np.inf]], np.float32)]
+
+    def act(group: Group) -> tuple[list[Array], int]:
+        meet(group, SIGNATURE)
+        before = group.exchanged_bytes
+        arrays = [array * (group.rank + 1) for array in exact]
+        sums = reduce_arrays(group, arrays, ReduceOp.SUM, SIGNATURE)
+        sent = group.exchanged_bytes - before
+        with pytest.raises(CollectiveMismatchError) if size > 1 else nullcontext():
+            more = [np.ones(1 + (group.rank == 0))]
+            words = (f"{len(more[0])}",)
+            reduce_arrays(group, more, ReduceOp.SUM, Signature("more", words))
+        assert group.failure is None
+        return sums, sent
+
+    for sums, sent in results(as_threads(size, act, host_keys)):
+        for found, array in zip(sums, exact, strict=True):
+            assert found.dtype == array.dtype
+            np.testing.assert_array_equal(found, array * (size * (size + 1) // 2))
+        assert sent == HEADER_BYTES + sum(array.nbytes for array in exact)
+
+
+def test_small_means_are_those_of_large_arrays() -> None:
+    def act(group: Group) -> list[Array]:
+        array = np.arange(1e5) + 0.1 * group.rank
+        small = reduce_arrays(group, [array[:100]], ReduceOp.AVERAGE, SIGNATURE)
+        large = reduce_arrays(group, [array], ReduceOp.AVERAGE, SIGNATURE)
+        return [small[0], large[0][:100]]
+
+    for small, large in results(as_threads(2, act)):
+        np.testing.assert_array_equal(small, large)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -6,13 +6,21 @@ All ranks have to call the same operations in the same order. They raise what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.collective.packing import CollectiveCall, allgatherv, reduced
+from tfcluster.runtime.collective.packing import (
+    SMALL_BYTES,
+    CollectiveCall,
+    SmallReduction,
+    allgatherv,
+    reduced,
+)
+from tfcluster.runtime.collective.rounding import is_half_precision
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp, Slices
 
@@ -27,8 +35,39 @@ def reduce_arrays(
     reduced in float32; integers wrap around. Raises what ``Group.exchange`` raises, and
     KeyError for another ``op``.
     """
-    with group.exchange(signature) as call:
-        return reduced(call, arrays, op)
+    with _reducing(group, arrays, op, signature) as (_, results):
+        return results
+
+
+@contextmanager
+def _reducing(
+    group: Group, arrays: Sequence[Array], op: ReduceOp, signature: Signature
+) -> Iterator[tuple[CollectiveCall, list[Array]]]:
+    """An exchange that begins with the reduction of these arrays."""
+    small = _small_reduction(arrays, op)
+    if small is None:
+        with group.exchange(signature) as call:
+            yield call, reduced(call, arrays, op)
+        return
+    with group.exchange(signature, data=small.packed(arrays)) as call:
+        results = small.results(call, arrays)
+        if op is ReduceOp.AVERAGE:
+            for total in results:
+                np.divide(total, total.dtype.type(group.size), out=total)
+        yield call, results
+
+
+def _small_reduction(arrays: Sequence[Array], op: ReduceOp) -> SmallReduction | None:
+    """The reduction of arrays that are small, and need no other number type."""
+    kinds = "fc" if op is ReduceOp.AVERAGE else "fciu"
+    total = sum(array.nbytes for array in arrays)
+    if not 0 < total <= SMALL_BYTES or any(
+        array.dtype.kind not in kinds or is_half_precision(array.dtype)
+        for array in arrays
+    ):
+        return None
+    op = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
+    return SmallReduction([(array.dtype, op) for array in arrays])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +99,11 @@ def combine(
     """
     if op is ReduceOp.ADASUM:
         require_power_of_two(group.size)
-    with group.exchange(signature) as call:
-        if op is ReduceOp.ADASUM:
+        with group.exchange(signature) as call:
             combined = [_adasummed(call, array) for array in dense]
-        else:
-            combined = reduced(call, dense, op)
-        return combined, [_gathered(call, slices) for slices in sparse]
+            return combined, [_gathered(call, slices) for slices in sparse]
+    with _reducing(group, dense, op, signature) as (call, results):
+        return results, [_gathered(call, slices) for slices in sparse]
 
 
 def allgather_bytes(group: Group, data: bytes, signature: Signature) -> list[bytes]:

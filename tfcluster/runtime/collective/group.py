@@ -164,12 +164,12 @@ class Group:
 
     @contextmanager
     def exchange(
-        self, signature: Signature, note: bytes = b""
+        self, signature: Signature, note: bytes = b"", data: bytes = b""
     ) -> Iterator[CollectiveCall]:
         """Compare ``signature`` with all ranks; the body then uses the transport.
 
-        ``note`` (at most eight bytes) may differ between the ranks; the call has every
-        rank's note.
+        ``note`` (at most eight bytes) and ``data`` may differ between the ranks; the
+        call has those of every rank. Data go to every rank directly: a few KiB at most.
 
         Raises CollectiveMismatchError on every rank if the signatures differ; no data
         has been exchanged then. Raises PeerLostError if a rank is lost,
@@ -196,11 +196,13 @@ class Group:
             bytes_before = headers_ended = self._transport.exchanged_bytes
             try:
                 self.join()
-                notes = self._agree(signature, note)
-                headers_ended = self._transport.exchanged_bytes
+                notes, received = self._agree(signature, note, data)
+                headers_ended = self._transport.exchanged_bytes - len(data)
                 if tracer is not None:
                     arrived_s = self._clock() - phase.since
-                yield CollectiveCall(self._transport, notes, tracer, self._how)
+                yield CollectiveCall(
+                    self._transport, notes, tracer, self._how, received
+                )
             except CollectiveError as error:
                 if error is self.mismatch:
                     raise
@@ -263,7 +265,7 @@ class Group:
             number = before.number + 1
             self._phase = ExchangePhase(number, "a signal", self._clock(), inside=True)
             try:
-                _, digests, notes = self._headers(number, _MEETING, note_here)
+                _, digests, notes, _ = self._headers(number, _MEETING, note_here)
             except BaseException as error:
                 self._end(CollectiveError(f"{error!r}"), kind=type(error).__name__)
                 raise
@@ -436,14 +438,18 @@ class Group:
         since_s = self._clock() - phase.since
         return RankProgress(phase.number, phase.what, since_s, phase.inside)
 
-    def _agree(self, signature: Signature, note: bytes) -> tuple[bytes, ...]:
-        """Exchange headers; return every rank's note, in rank order.
+    def _agree(
+        self, signature: Signature, note: bytes, data: bytes
+    ) -> tuple[tuple[bytes, ...], tuple[memoryview, ...]]:
+        """Exchange headers; return every rank's note and data, in rank order.
 
         Raises CollectiveMismatchError if the signatures differ.
         """
         number = self._phase.number
         while True:
-            numbers, digests, notes = self._headers(number, signature.digest, note)
+            numbers, digests, notes, received = self._headers(
+                number, signature.digest, note, data
+            )
             if _MEETING not in digests:
                 break
             pairs = zip(digests, notes, strict=True)
@@ -460,18 +466,23 @@ class Group:
             if len(set(numbers)) == 1:
                 self.mismatch = mismatch
             raise mismatch
-        return notes
+        return notes, received
 
     def _headers(
-        self, number: int, digest: bytes, note: bytes
-    ) -> tuple[tuple[int, ...], tuple[bytes, ...], tuple[bytes, ...]]:
-        """Every rank's header: its number, its digest, its note."""
-        headers = self._transport.allgather(_HEADER.pack(number, digest, note))
+        self, number: int, digest: bytes, note: bytes, data: bytes = b""
+    ) -> tuple[
+        tuple[int, ...], tuple[bytes, ...], tuple[bytes, ...], tuple[memoryview, ...]
+    ]:
+        """Every rank's header, that is its number, digest and note, and its data."""
+        headers = self._transport.allgather(_HEADER.pack(number, digest, note) + data)
         try:
-            numbers, digests, notes = zip(*map(_HEADER.unpack, headers), strict=True)
+            numbers, digests, notes = zip(
+                *map(_HEADER.unpack_from, headers), strict=True
+            )
         except struct.error as error:
             raise CollectiveError(_OTHER_PROTOCOL) from error
-        return numbers, digests, notes
+        received = tuple(memoryview(header)[_HEADER.size :] for header in headers)
+        return numbers, digests, notes, received
 
     def keep(self, error: CollectiveError) -> None:
         """Keep an error for ``error_in``: TensorFlow turns it into text in an op."""

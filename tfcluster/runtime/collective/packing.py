@@ -17,7 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tfcluster.runtime.collective.rounding import Rounding, is_half_precision
-from tfcluster.runtime.collective.transports.base import UFUNCS, Array, ReduceOp
+from tfcluster.runtime.collective.transports.base import (
+    UFUNCS,
+    Array,
+    ReduceOp,
+    flat_bytes,
+)
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
@@ -138,6 +143,8 @@ class CollectiveCall:
     tracer: Tracer | None = None
     how: str = ""
     """The transport's name, for the tracer."""
+    data: tuple[memoryview, ...] = ()
+    """The data that each rank has sent along, in rank order."""
 
     def part(self, nbytes: int, act: Callable[[], T]) -> T:
         """Call ``act``, which transfers ``nbytes`` bytes of a rank: a bucket."""
@@ -219,6 +226,52 @@ def _reduced(
         for i, (start, end) in zip(chosen, bounds, strict=True):
             results[i] = vector[start:end].reshape(arrays[i].shape)
     return results
+
+
+SMALL_BYTES = 1 << 14
+"""Arrays of so many bytes in all travel with the header of their exchange."""
+
+
+class SmallReduction:
+    """The reduction of small arrays, which ranks send with an exchange's header.
+
+    So the ranks wait for each other once, instead of once for the headers and once more
+    for the arrays. ``kinds`` has the dtype and the operation of each array: any of
+    ``UFUNCS``, and numbers, but not in half precision.
+    """
+
+    def __init__(self, kinds: Sequence[tuple[np.dtype[Any], ReduceOp]]) -> None:
+        self._count = len(kinds)
+        self._places = {
+            kind: [i for i, other in enumerate(kinds) if other == kind]
+            for kind in dict.fromkeys(kinds)
+        }
+
+    def packed(self, arrays: Sequence[Array]) -> bytes:
+        """What this rank sends: ``data`` of ``Group.exchange``."""
+        chosen = [arrays[i] for places in self._places.values() for i in places]
+        return flat_bytes(chosen)
+
+    def results(self, call: CollectiveCall, arrays: Sequence[Array]) -> list[Array]:
+        """New arrays of the same shapes and dtypes, bitwise equal on all ranks."""
+        results: list[Array] = [np.empty(0)] * self._count
+        start = 0
+        for (dtype, op), places in self._places.items():
+            count = sum(arrays[i].size for i in places)
+            first, *others = [
+                np.frombuffer(data, dtype, count, start) for data in call.data
+            ]
+            start += count * dtype.itemsize
+            total = first.copy()
+            # An overflow is infinite on one machine, too.
+            with np.errstate(over="ignore", invalid="ignore"):
+                for vector in others:
+                    UFUNCS[op](total, vector, out=total)
+            end = 0
+            for i in places:
+                begin, end = end, end + arrays[i].size
+                results[i] = total[begin:end].reshape(arrays[i].shape)
+        return results
 
 
 def _goes_alone(array: Array, count: int) -> bool:

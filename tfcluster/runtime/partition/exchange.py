@@ -13,6 +13,7 @@ traced function knows about the size of the batch stays right.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,8 +22,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.packing import CollectiveCall, packed, reduced
-from tfcluster.runtime.collective.rounding import Residual, Rounding
+from tfcluster.runtime.collective.packing import (
+    SMALL_BYTES,
+    CollectiveCall,
+    SmallReduction,
+    packed,
+    reduced,
+)
+from tfcluster.runtime.collective.rounding import (
+    Residual,
+    Rounding,
+    is_half_precision,
+)
 from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.partition.functions import LOOPS
@@ -141,6 +152,15 @@ class HostExchanger:
         rounding = self._rounding
         rounded = [i for i, request in enumerate(requests) if _may_be_rounded(request)]
         residuals = [Residual() for _ in _ROUNDED] if self._feeds_back else None
+        small = self._small(requests)
+
+        def run_at_once(*arrays: Array) -> list[Array]:
+            assert small is not None
+            terms = [numbers(array) for array in arrays]
+            with group.exchange(signature, data=small.packed(terms)) as call:
+                results = small.results(call, terms)
+            pairs = zip(results, arrays, strict=True)
+            return [result.astype(term.dtype, copy=False) for result, term in pairs]
 
         def run(*arrays: Array) -> list[Array]:
             rest = iter(arrays)
@@ -168,7 +188,7 @@ class HostExchanger:
                         results[i] = array.astype(dtype, copy=False)
             return [np.asarray(results[i], order="C") for i in range(len(requests))]
 
-        function = HostFunction(run)
+        function = HostFunction(run if small is None else run_at_once)
         self._functions.append(function)
         dtypes = [request.ref.dtype for request in requests]
         return writer.op(
@@ -177,6 +197,23 @@ class HostExchanger:
             {"token": function.token, "Tout": dtypes},
             "exchange",
         )
+
+    def _small(self, requests: Sequence[ExchangeRequest]) -> SmallReduction | None:
+        """The reduction of these tensors if they are small: equal on all ranks."""
+        if self._ranks is not None or self._rounding is not None:
+            return None
+        kinds, total = [], 0
+        for request in requests:
+            placement, shape = request.placement, request.shape
+            if isinstance(placement, Shard) or shape is None or None in shape:
+                return None
+            dtype = np.dtype(request.ref.dtype.as_numpy_dtype)
+            if is_half_precision(dtype):
+                return None
+            total += math.prod(size or 0 for size in shape) * dtype.itemsize
+            dtype = np.dtype(np.uint8) if dtype == np.bool_ else dtype
+            kinds.append((dtype, _OPS[placement.op]))
+        return SmallReduction(kinds) if 0 < total <= SMALL_BYTES else None
 
     def _reduced(
         self, call: CollectiveCall, terms: Sequence[list[Array]], op: ReduceOp
