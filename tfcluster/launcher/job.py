@@ -115,8 +115,8 @@ class Job:
         places = [replace(place, host=hosts[place.host.name]) for place in before]
         more_gpus = self.allocation.more_gpus
         placed = share_machines(self.description, places, more_gpus)
-        known = tuple(hosts[host.name] for host in self.allocation.hosts)
-        located = replace(self, allocation=replace(self.allocation, hosts=known))
+        reported = tuple(hosts[host.name] for host in self.allocation.hosts)
+        located = replace(self, allocation=replace(self.allocation, hosts=reported))
         return located._at(self.description, placed)
 
     def plan(self) -> Plan:

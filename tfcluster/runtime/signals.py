@@ -272,17 +272,17 @@ class Signals:
         if _thread.get_ident() != self._main:
             yield
             return
-        got: list[int] = []
+        arrived: list[int] = []
         ends = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
         held = [number for number in ends if self._get(number) is signal.SIG_DFL]
         for number in held:
-            self._set(number, lambda number, frame: got.append(number))
+            self._set(number, lambda number, frame: arrived.append(number))
         try:
             yield
         finally:
             for number in held:
                 self._set(number, signal.SIG_DFL)
-            for late in got:
+            for late in arrived:
                 os.kill(os.getpid(), late)
 
     # --- what comes -------------------------------------------------------------------

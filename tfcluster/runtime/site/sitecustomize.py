@@ -68,7 +68,7 @@ class _Hook:
         if name in _LIBRARIES:
             sys.meta_path.remove(self)
             self._bring_runtime()
-            return _found(name, path, target)
+            return _spec_of(name, path, target)
         if sys.version_info < _OLDEST:
             return None
         if name == "tfcluster":
@@ -110,7 +110,7 @@ class _Hook:
         """The module's spec; its generator is seeded after the module is executed."""
         sys.meta_path.remove(self)
         try:
-            spec = _found(name, path, target)
+            spec = _spec_of(name, path, target)
         finally:
             sys.meta_path.insert(0, self)
         loader: Any = getattr(spec, "loader", None)
@@ -138,7 +138,7 @@ class _Hook:
             module.seed(_seed())
 
 
-def _found(
+def _spec_of(
     name: str, path: "Sequence[str] | None", target: "ModuleType | None"
 ) -> "ModuleSpec | None":
     """The spec from the first finder that finds one."""

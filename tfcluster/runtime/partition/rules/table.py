@@ -230,7 +230,7 @@ def rule(*op_types: str, linear: int | None = None) -> Callable[[R], R]:
 def _registered(
     function: Rule, linear: int | None
 ) -> Callable[[PlacedOp], LocalPlan | None]:
-    def found(op: PlacedOp) -> LocalPlan | None:
+    def rule(op: PlacedOp) -> LocalPlan | None:
         if linear is not None and op.placements[linear] == SUM:
             return LocalPlan(op.want([linear], SUM), [SUM] * len(op.outputs))
         try:
@@ -238,7 +238,7 @@ def _registered(
         except Whole:
             return None
 
-    return found
+    return rule
 
 
 def by_rows(*inputs: int) -> Rule:
