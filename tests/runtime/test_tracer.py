@@ -16,6 +16,7 @@ from tests.kit.ranks import as_threads, results
 from tests.runtime.test_step_rate import Clock
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import meet, reduce_arrays
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.telemetry import tracer as tracer_module
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
@@ -45,25 +46,36 @@ class Heard:
         return found
 
 
-def test_an_exchange_has_its_bytes_and_buckets() -> None:
-    signature = Signature("gradients", ("a float32 (3, 4)", "b float32 (8)"))
+def _rows_of_a_sum(*arrays: Array) -> list[list[list[Any]]]:
+    """What each of two ranks records of an exchange that adds up these arrays."""
 
     def act(group: Group) -> list[list[Any]]:
         heard = Heard()
         group.tracer = heard.tracer
-        arrays = [np.ones((3, 4), "float32"), np.ones(8, "float32")]
-        reduce_arrays(group, arrays, ReduceOp.SUM, signature)
+        reduce_arrays(group, arrays, ReduceOp.SUM, Signature("gradients"))
         return heard.rows()
 
-    for bucket, exchange in results(as_threads(2, act)):
+    return results(as_threads(2, act))
+
+
+def test_an_exchange_has_its_bytes_and_buckets() -> None:
+    rows = _rows_of_a_sum(np.ones((3, 4), "float32"), np.ones(8192, "float32"))
+    for bucket, exchange in rows:
         assert exchange[:2] == ["exchanges", "gradients"]
         # Its packed parts are aligned.
-        assert bucket[4] == exchange[4] >= 4 * 20
+        assert bucket[4] == exchange[4] >= 4 * (12 + 8192)
         began_us, duration_us, arrived_us = exchange[2], exchange[3], exchange[-1]
         assert 0 < arrived_us <= duration_us
         assert bucket[:2] == ["exchanges", "bucket"]
         assert began_us + arrived_us <= bucket[2]
         assert bucket[2] + bucket[3] <= began_us + duration_us
+
+
+def test_what_travels_with_the_header_counts_too() -> None:
+    rows = _rows_of_a_sum(np.ones((3, 4), "float32"), np.ones(8, "float32"))
+    for (exchange,) in rows:
+        assert exchange[:2] == ["exchanges", "gradients"]
+        assert exchange[4] == 4 * 20
 
 
 def test_a_rank_that_waits_knows_how_long() -> None:
