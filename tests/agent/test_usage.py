@@ -17,7 +17,7 @@ from tests.kit.waiting import eventually
 from tfcluster.agent import proc
 from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.services import RunServices
+from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.usage import UsageReports, interval_s
 from tfcluster.protocol.messages import Gpu

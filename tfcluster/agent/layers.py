@@ -16,7 +16,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-from tfcluster.agent.services import RunServices
+from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.task import AgentTask
 from tfcluster.protocol.messages import Note
 

@@ -14,7 +14,7 @@ from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import OutputCapture
 from tfcluster.agent.preparation import Preparation
-from tfcluster.agent.services import RunServices
+from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.spawn import environment
 from tfcluster.agent.sweep import AGENT, RUN, agent_mark

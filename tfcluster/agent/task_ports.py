@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from tfcluster.agent import proc
 from tfcluster.agent.loop import Timer
 from tfcluster.agent.rejecting_listener import ListenerGroup, RejectingListener
-from tfcluster.agent.services import RunServices
+from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tcp_sockets import (
     Descriptor,

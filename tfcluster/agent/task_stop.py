@@ -12,7 +12,7 @@ from functools import partial
 
 from tfcluster.agent import proc
 from tfcluster.agent.proc import ProcessEntry, Table
-from tfcluster.agent.services import RunServices
+from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.signals import send, send_group
 from tfcluster.agent.sweep import kill_until_gone
 from tfcluster.agent.task import AgentTask, members

@@ -22,7 +22,7 @@ from tfcluster.agent.events import ADDRESS, Claims, FrameSocket, listen
 from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.output_capture import LogFile, OutputStream
 from tfcluster.agent.proc import ProcessEntry
-from tfcluster.agent.services import RunServices
+from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.signals import signal_number
 from tfcluster.agent.spawn import (
     SpawnedProgram,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tfcluster.agent import proc
 from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.proc import ProcessEntry
-from tfcluster.agent.services import RunServices
+from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.task import AgentTask
 from tfcluster.protocol.messages import Usage
 

@@ -181,7 +181,7 @@ def place_specs(
 ) -> tuple[TaskSpec, ...]:
     """The tasks at these places; each is like the example of its type.
 
-    All ranks are told the same about whether ``transport: auto`` may be ``tensorflow``.
+    Whether ``transport: auto`` may choose ``tensorflow`` is decided once for all ranks.
     Tasks that share a GPU take its memory as they need it.
     """
     by_type = {spec.task.type: spec for spec in examples}

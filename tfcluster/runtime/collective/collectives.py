@@ -14,13 +14,11 @@ import numpy as np
 
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.packing import (
-    SMALL_BYTES,
     CollectiveCall,
     SmallReduction,
     allgatherv,
     reduced,
 )
-from tfcluster.runtime.collective.rounding import is_half_precision
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp, Slices
 
@@ -59,15 +57,12 @@ def _reducing(
 
 def _small_reduction(arrays: Sequence[Array], op: ReduceOp) -> SmallReduction | None:
     """The reduction of arrays that are small, and need no other number type."""
-    kinds = "fc" if op is ReduceOp.AVERAGE else "fciu"
-    total = sum(array.nbytes for array in arrays)
-    if not 0 < total <= SMALL_BYTES or any(
-        array.dtype.kind not in kinds or is_half_precision(array.dtype)
-        for array in arrays
-    ):
+    numeric = "fc" if op is ReduceOp.AVERAGE else "fciu"
+    if any(array.dtype.kind not in numeric for array in arrays):
         return None
     op = ReduceOp.SUM if op is ReduceOp.AVERAGE else op
-    return SmallReduction([(array.dtype, op) for array in arrays])
+    kinds = [(array.dtype, op) for array in arrays]
+    return SmallReduction.of(kinds, [array.size for array in arrays])
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,18 @@ class SmallReduction:
             for kind in dict.fromkeys(kinds)
         }
 
+    @classmethod
+    def of(
+        cls, kinds: Sequence[tuple[np.dtype[Any], ReduceOp]], sizes: Sequence[int]
+    ) -> SmallReduction | None:
+        """None if arrays of these sizes (numbers of elements) go another way."""
+        dtypes = [dtype for dtype, _ in kinds]
+        if any(map(is_half_precision, dtypes)):
+            return None
+        pairs = zip(dtypes, sizes, strict=True)
+        nbytes = sum(dtype.itemsize * size for dtype, size in pairs)
+        return cls(kinds) if 0 < nbytes <= SMALL_BYTES else None
+
     def packed(self, arrays: Sequence[Array]) -> bytes:
         """What this rank sends: ``data`` of ``Group.exchange``."""
         chosen = [arrays[i] for places in self._places.values() for i in places]

@@ -23,7 +23,6 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.packing import (
-    SMALL_BYTES,
     CollectiveCall,
     SmallReduction,
     packed,
@@ -32,7 +31,6 @@ from tfcluster.runtime.collective.packing import (
 from tfcluster.runtime.collective.rounding import (
     Residual,
     Rounding,
-    is_half_precision,
 )
 from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
@@ -202,18 +200,16 @@ class HostExchanger:
         """The reduction of these tensors if they are small: equal on all ranks."""
         if self._ranks is not None or self._rounding is not None:
             return None
-        kinds, total = [], 0
+        kinds, sizes = [], []
         for request in requests:
             placement, shape = request.placement, request.shape
             if isinstance(placement, Shard) or shape is None or None in shape:
                 return None
             dtype = np.dtype(request.ref.dtype.as_numpy_dtype)
-            if is_half_precision(dtype):
-                return None
-            total += math.prod(size or 0 for size in shape) * dtype.itemsize
             dtype = np.dtype(np.uint8) if dtype == np.bool_ else dtype
             kinds.append((dtype, _OPS[placement.op]))
-        return SmallReduction(kinds) if 0 < total <= SMALL_BYTES else None
+            sizes.append(math.prod(size or 0 for size in shape))
+        return SmallReduction.of(kinds, sizes)
 
     def _reduced(
         self, call: CollectiveCall, terms: Sequence[list[Array]], op: ReduceOp

@@ -1,4 +1,4 @@
-"""What everything in a run with processes needs, and programs that are no tasks."""
+"""Children of an agent that are no tasks: warm interpreters and preparations."""
 
 from __future__ import annotations
 
@@ -8,30 +8,10 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 
-from tfcluster.agent.channel import Channel
-from tfcluster.agent.children import Children
-from tfcluster.agent.loop import Loop
-from tfcluster.agent.output_capture import LogFile, OutputCapture, OutputStream
+from tfcluster.agent.output_capture import LogFile, OutputStream
+from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.signals import send_group
 from tfcluster.agent.spawn import SpawnedProgram, SpawnError, spawn
-from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.protocol.messages import Note
-
-
-@dataclass(frozen=True, slots=True)
-class RunServices:
-    """What all tasks and programs of an agent have in common."""
-
-    loop: Loop
-    channel: Channel
-    capture: OutputCapture
-    children: Children
-    base: dict[bytes, bytes]  # the environment of all processes, with the run's marks
-
-    def note_log(self, name: str, cause: str | None, lost_bytes: int) -> None:
-        """Report why a log cannot be written, or, without a cause, that it can be."""
-        text = cause or f"can be written again; {lost_bytes} bytes are missing"
-        self.channel.send(Note(f"the log of {name}: {text}"))
 
 
 class HelperProgram:
