@@ -59,7 +59,7 @@ IN_DEFAULT_TIER = {
     ],
     "changed_gradients": [],
     "coupled_rows": ["mask"],
-    "inputs": ["fit"],
+    "inputs": ["fit", "predictions"],
     "loops": ["tape_graph", "tape_on_arrays", "tape_takes_batches"],
     "losses": [],
     "metrics": [],

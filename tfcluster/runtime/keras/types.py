@@ -136,10 +136,14 @@ class Model(Layer, Protocol):
     jit_compile: bool
     train_function: object | None
     test_function: object | None
+    predict_function: Callable[[Any], Any] | None
+    run_eagerly: bool
     _initial_epoch: int | None
     metrics: list[Metric]
 
     def _flatten_metrics_in_order(self, logs: Logs) -> list[float] | float: ...
+
+    def make_predict_function(self) -> None: ...
 
 
 class Callback(Protocol):

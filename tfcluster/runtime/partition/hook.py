@@ -6,8 +6,8 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -154,7 +154,7 @@ class Hook:
         """See ``Call``."""
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
-            return original(context, name, self._whole_inputs(inputs), outputs)
+            return original(context, name, self.whole(inputs), outputs)
         with SIGNALS:
             result = self._call(original, context, name, text, inputs, outputs)
             if self._alone is not None:
@@ -174,7 +174,7 @@ class Hook:
         pass_point()
         try:
             programs = self._programs_of(text)
-            values = [ProgramInput(tensor, self._part_of(tensor)) for tensor in inputs]
+            values = [ProgramInput(tensor, self.part_of(tensor)) for tensor in inputs]
             if programs is None:
                 whole_inputs = self._gathered(values)
                 return original(context, name, whole_inputs, outputs)
@@ -190,7 +190,9 @@ class Hook:
             values += [ProgramInput(tensor) for tensor in taken]
             if self._join is not None:
                 values = self._joined(self._join, programs, values)
-            program = self._checked(programs.program(values))
+            program = self._checked(
+                programs.program(values, keeps_parts=self._keeps_parts)
+            )
             if program.on_own_rows:
                 assert self._alone is not None
                 self._alone.begins(
@@ -234,7 +236,24 @@ class Hook:
 
     # --- parts ------------------------------------------------------------------------
 
-    def _part_of(self, tensor: Tensor) -> RowPart | None:
+    @contextmanager
+    def keeping_parts(self) -> Iterator[None]:
+        """A context in which functions may return parts; see ``part_of``.
+
+        The caller must not show them to the program.
+        """
+        self._busy.keeps_parts = True
+        try:
+            yield
+        finally:
+            self._busy.keeps_parts = False
+
+    @property
+    def _keeps_parts(self) -> bool:
+        return getattr(self._busy, "keeps_parts", False)
+
+    def part_of(self, tensor: Tensor) -> RowPart | None:
+        """What a tensor is a part of; None if it is whole."""
         entry = self._parts.get(id(tensor))
         return None if entry is None else entry[1]
 
@@ -242,8 +261,8 @@ class Hook:
         key, parts = id(tensor), self._parts
         parts[key] = weakref.ref(tensor, lambda _: parts.pop(key, None)), part
 
-    def _whole_inputs(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The inputs of a call that is not divided, such as one by another thread.
+    def whole(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The tensors, whole, such as inputs of a call that is not divided.
 
         Even there a part must never be taken for the whole tensor.
         """
@@ -251,7 +270,7 @@ class Hook:
             return inputs
         self._busy.now = True
         try:
-            return self._gathered([ProgramInput(t, self._part_of(t)) for t in inputs])
+            return self._gathered([ProgramInput(t, self.part_of(t)) for t in inputs])
         finally:
             self._busy.now = False
 
@@ -300,7 +319,7 @@ class Hook:
         )
         for place, tensor in zip(places, agreed, strict=True):
             values[place] = ProgramInput(tensor)
-        program = self._checked(programs.program(values))
+        program = self._checked(programs.program(values, keeps_parts=self._keeps_parts))
         words = _words_of(program)
         if words and any(new is not old for new, old in zip(agreed, own, strict=True)):
             # On all ranks. Only now do all have the program for this batch.

@@ -79,7 +79,9 @@ class ProgramInput:
         return Argument(self.tensor.dtype, self.part.shape)
 
 
-Key: TypeAlias = tuple[int | None, tuple[tuple[DType, Shape, Shard | None] | None, ...]]
+Key: TypeAlias = tuple[
+    int | None, int | None, tuple[tuple[DType, Shape, Shard | None] | None, ...]
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -221,12 +223,16 @@ class Programs:
         attributes = self.function.definition.arg_attr
         return place in attributes and "_user_specified_name" in attributes[place].attr
 
-    def program(self, inputs: Sequence[ProgramInput]) -> RankProgram:
+    def program(
+        self, inputs: Sequence[ProgramInput], *, keeps_parts: bool = False
+    ) -> RankProgram:
         """The program for inputs and batches, in this order, of these shapes.
 
-        Call it each time before the program runs. Raises CollectiveError if the ranks
-        cannot be connected.
+        With ``keeps_parts``, any of its outputs may stay a part. Call it each time
+        before the program runs. Raises CollectiveError if the ranks cannot be
+        connected.
         """
+        visible = 0 if keeps_parts else self._visible
         self._draws.begin()
         shapes = tuple(
             None
@@ -234,10 +240,11 @@ class Programs:
             else (value.tensor.dtype, value.shape, value.shard)
             for value in inputs
         )
-        key = self._taken_rows, shapes
+        key = self._taken_rows, visible, shapes
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._divided_or_whole(inputs, self.fetches)
+            program = self._divided_or_whole(inputs, self.fetches, visible)
+            self._programs[key] = program
         return program
 
     def without_batches(self, inputs: Sequence[Tensor]) -> RankProgram:
@@ -252,14 +259,17 @@ class Programs:
         self._draws.begin()
         if self._without_batches is None:
             values = [ProgramInput(tensor) for tensor in inputs]
-            self._without_batches = self._divided_or_whole(values, ())
+            self._without_batches = self._divided_or_whole(values, (), self._visible)
         return self._without_batches
 
     def _divided_or_whole(
-        self, inputs: Sequence[ProgramInput], fetches: Sequence[TakenElement]
+        self,
+        inputs: Sequence[ProgramInput],
+        fetches: Sequence[TakenElement],
+        visible: int | None,
     ) -> RankProgram:
         try:
-            program = self._divided(inputs, fetches)
+            program = self._divided(inputs, fetches, visible)
         except CollectiveError:
             raise
         except Exception as error:
@@ -269,7 +279,10 @@ class Programs:
         return program
 
     def _divided(
-        self, inputs: Sequence[ProgramInput], fetches: Sequence[TakenElement]
+        self,
+        inputs: Sequence[ProgramInput],
+        fetches: Sequence[TakenElement],
+        visible: int | None,
     ) -> RankProgram:
         """The program to which ``fetches`` are given."""
         clock, seconds = time.perf_counter, {}
@@ -319,12 +332,12 @@ class Programs:
                 for value in inputs
             ],
             [value.shard or REPLICATE for value in inputs],
-            self._visible,
+            visible,
         )
         tf_functions.register(written.definitions[0])
         seconds["rewrite"] = clock() - began
         program.name, program.written = written.name, written
-        placements = returned(placed, self._ranks, self._visible)
+        placements = returned(placed, self._ranks, visible)
         outputs = zip(placements, graph.outputs, strict=True)
         for index, (placement, output) in enumerate(outputs):
             if isinstance(placement, Shard) and output.shape is not None:

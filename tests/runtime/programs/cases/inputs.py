@@ -144,6 +144,50 @@ def case_endless():
     return found
 
 
+class OneBatchAtATime(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self.seen.append(batch)
+
+
+def case_predictions():
+    """Several outputs, one of strings, in batches whose rows ranks join at the end."""
+    x, _ = data(53)
+    inputs = keras.Input(x.shape[1:])
+    hidden = keras.layers.Dense(6, activation="tanh")(inputs)
+    outputs = {
+        "logits": keras.layers.Dense(3)(hidden),
+        "columns": keras.layers.Reshape((6, 1))(hidden),
+        "text": keras.layers.Lambda(lambda rows: tf.strings.as_string(rows[:, 0]))(
+            hidden
+        ),
+    }
+    model = keras.Model(inputs, outputs)
+    found = {}
+
+    def predict(name, *args, **kwargs):
+        predicted = model.predict(*args, **kwargs, verbose=0)
+        predicted["text"] = predicted["text"].astype(float)
+        found.update({f"{name}_{key}": rows for key, rows in predicted.items()})
+
+    predict("batches", x, batch_size=8)
+    predict("last_of_one_row", x, batch_size=52)
+    predict("one_row", x[:1])
+    seen = OneBatchAtATime()
+    predict("callback", x, batch_size=20, callbacks=[seen])
+    found["seen"] = np.array(seen.seen)
+    model.compile(steps_per_execution=3)
+    predict("three_at_once", x, batch_size=8)
+    ragged = keras.Sequential(
+        [keras.Input(x.shape[1:]), keras.layers.Lambda(tf.RaggedTensor.from_tensor)]
+    )
+    found["ragged"] = ragged.predict(x, batch_size=8, verbose=0).to_tensor().numpy()
+    return found
+
+
 def case_several_fits():
     x, y = data()
     model = compiled(classifier())

@@ -109,6 +109,7 @@ def install(
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
         new_exchanger, running = runs.exchanger, runs.running
+    hook: Hook | None = None
     if ranks.size > 1:
         hook = Hook(
             ranks,
@@ -142,7 +143,7 @@ def install(
         if variables:
             agreement.on("variables at the beginning of fit", (), variables)
 
-    PartitionedModels(session, saving, begin).install()
+    PartitionedModels(session, saving, begin, hook).install()
     refuse_strategies()
     atexit.register(_end, session)
 

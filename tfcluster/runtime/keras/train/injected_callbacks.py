@@ -107,6 +107,17 @@ def looks_at_batches(callback: Callback) -> bool:
     return any(_has_own(callback, name) for name in _BATCH_METHODS)
 
 
+def sees_predictions(callbacks: Nest) -> bool:
+    """Whether one of the callbacks of ``predict`` gets the outputs of each batch."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return any(
+        callback is not None and _has_own(callback, "on_predict_batch_end")
+        for callback in keras.tree.flatten(callbacks)
+        if not isinstance(callback, keras.callbacks.ProgbarLogger)
+    )
+
+
 def _has_own(callback: Callback, name: str) -> bool:
     method = getattr(getattr(callback, name), "__func__", None)
     return method is not getattr(keras.callbacks.Callback, name)

@@ -21,8 +21,11 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
     looks_at_batches,
     with_chief_only_files,
 )
+from tfcluster.runtime.keras.train.predictions import can_keep_rows, rows_kept
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Callback, Logs, Model
+from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.placement import Split
 from tfcluster.runtime.telemetry.tracer import KERAS, span
 
 
@@ -68,7 +71,8 @@ class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 class PartitionedModels:
     """The hooks on the methods of a model that print or take callbacks.
 
-    ``begin`` is called when ``fit`` begins; without it, ranks may end at any time.
+    ``begin`` is called when ``fit`` begins; without it, ranks may end at any time. The
+    ranks divide what ``predict`` calls by ``hook``, if there is one.
     """
 
     def __init__(
@@ -76,7 +80,9 @@ class PartitionedModels:
         session: TrainingSession,
         files: ChiefOnlySaving,
         begin: Callable[[Model], None] | None = None,
+        hook: Hook | None = None,
     ) -> None:
+        self._hook = hook
         self._session = session
         self._files = files
         self._begin = begin
@@ -91,9 +97,21 @@ class PartitionedModels:
             }
         )
 
-    def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self._session.once("predicting"):
-            return self.evaluate(original, *args, **kwargs)
+    def _predict(
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
+    ) -> Any:
+        session, hook = self._session, self._hook
+        is_outermost = not session.within("predicting")
+        with session.once("predicting"):
+            bound = inspect.signature(original).bind(model, *args, **kwargs)
+            callbacks = bound.arguments.get("callbacks")
+            if hook is None or not is_outermost or not can_keep_rows(model, callbacks):
+                return self.evaluate(original, model, *args, **kwargs)
+            group = session.group
+            with rows_kept(model, hook, Split(group.rank, group.size)) as predictions:
+                result = self.evaluate(original, model, *args, **kwargs)
+            with translated():
+                return predictions.whole(group, result)
 
     def fit(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
