@@ -100,7 +100,7 @@ _PROGRESS_S = 1.0
 
 
 @dataclass(eq=False)
-class _Step:
+class _PreparationStep:
     """A process that prepares the host, and the file with its answer."""
 
     name: str
@@ -121,7 +121,7 @@ class Preparation:
 
     def __init__(self, shared: RunServices) -> None:
         self._shared = shared
-        self._step: _Step | None = None
+        self._step: _PreparationStep | None = None
         self._python: str | None = None
         self._environment: str | None = None
         self._lock: int | None = None
@@ -147,7 +147,7 @@ class Preparation:
             lambda: self._make_environment(request),
         )
 
-    def _lines_ended(self, step: _Step, status: int) -> StepFailed | None:
+    def _lines_ended(self, step: _PreparationStep, status: int) -> StepFailed | None:
         result = parse_answer(_content(step.answer), status)
         if isinstance(result, StepFailed):
             return result
@@ -173,14 +173,14 @@ class Preparation:
         if self._step is not None:
             self._show_progress(self._step)
 
-    def _show_progress(self, step: _Step) -> None:
+    def _show_progress(self, step: _PreparationStep) -> None:
         """Report what the maker says, or at least that it is still at work."""
         if step.running and not step.closed:
             self._shared.channel.send(messages.Making(None))
             self._relay(step)
             self._shared.loop.later(_PROGRESS_S, lambda: self._show_progress(step))
 
-    def _relay(self, step: _Step) -> None:
+    def _relay(self, step: _PreparationStep) -> None:
         """Report what the maker has said since the last call."""
         answer = _content(step.answer)
         end = answer.rfind(b"\n") + 1
@@ -190,7 +190,7 @@ class Preparation:
                 self._shared.channel.send(messages.Making(word.text))
         step.read_bytes = end
 
-    def _maker_ended(self, step: _Step, status: int) -> StepFailed | None:
+    def _maker_ended(self, step: _PreparationStep, status: int) -> StepFailed | None:
         self._relay(step)
         match step.last_word:
             case local.Made(python, home):
@@ -216,12 +216,12 @@ class Preparation:
         name: str,
         content: bytes,
         argv: Callable[[int, int], tuple[str, ...]],
-        ended: Callable[[_Step, int], StepFailed | None],
+        ended: Callable[[_PreparationStep, int], StepFailed | None],
         next_step: Callable[[], None],
     ) -> None:
         """Start a step. ``argv`` gets two descriptors: ``content``, and the answer."""
         task, answer = _file(content), _file(b"")
-        step = self._step = _Step(name, answer)
+        step = self._step = _PreparationStep(name, answer)
         env = environment(self._shared.base, request.env)
 
         def on_end(status: int) -> None:

@@ -72,11 +72,11 @@ class _Finder(MetaPathFinder):
             return None
         package = any(name.startswith(f"{fullname}.") for name in _MODULES)
         return ModuleSpec(
-            fullname, _Loader(self._report), origin=__file__, is_package=package
+            fullname, _HorovodLoader(self._report), origin=__file__, is_package=package
         )
 
 
-class _Loader(Loader):
+class _HorovodLoader(Loader):
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
 

@@ -72,7 +72,7 @@ class OpenResult:
 
 
 @dataclass(slots=True)
-class _Model:
+class _OpenedModel:
     """This task's state of a model that it has opened."""
 
     variables: tuple[ModelVariable, ...]
@@ -123,7 +123,7 @@ class ParameterServerClient:
         """
         self._lock = threading.Lock()
         self._tracer = tracer()
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, _OpenedModel] = {}
         self._rank, self._size = rank, size
         self._connections = Connections(
             addresses,
@@ -179,7 +179,7 @@ class ParameterServerClient:
         servers = self._connections.count
         placement = placed(variables, servers, splittable=splittable, together=together)
         share = Share(0 if self._rank == 0 else -1, 1) if synchronous else None
-        state = _Model(tuple(variables), placement, pack, [0] * servers, share)
+        state = _OpenedModel(tuple(variables), placement, pack, [0] * servers, share)
         facts = facts_of(
             variables,
             synchronous=synchronous,
@@ -337,7 +337,7 @@ class ParameterServerClient:
     def _define(
         self,
         model: str,
-        state: _Model,
+        state: _OpenedModel,
         facts: Header,
         values: Sequence[Array],
         kinds: str,
@@ -364,7 +364,7 @@ class ParameterServerClient:
             state.updates.add((ps, piece_kinds))
 
     def _send_update_if_missing(
-        self, model: str, state: _Model, ps: int, kinds: str
+        self, model: str, state: _OpenedModel, ps: int, kinds: str
     ) -> None:
         """Send a ps the update for these kinds of gradients, if it lacks it."""
         if (ps, kinds) in state.updates:
@@ -414,7 +414,7 @@ def _size(messages: Mapping[int, PsMessage]) -> int:
     )
 
 
-def _values(model: _Model, answers: Mapping[int, PsMessage]) -> list[Array]:
+def _values(model: _OpenedModel, answers: Mapping[int, PsMessage]) -> list[Array]:
     """Join whole variables from answers that have all their shards."""
     values = joined(
         model.variables,
@@ -426,7 +426,7 @@ def _values(model: _Model, answers: Mapping[int, PsMessage]) -> list[Array]:
     return [array for array in values if isinstance(array, np.ndarray)]
 
 
-def _message_sizes(model: _Model) -> dict[int, int]:
+def _message_sizes(model: _OpenedModel) -> dict[int, int]:
     """For each ps, the size in bytes of a message with all its pieces, all dense."""
     return {
         ps: sum(padded(bytes_of(model.variables, piece)) for piece in pieces)

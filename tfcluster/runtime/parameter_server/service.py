@@ -171,7 +171,7 @@ class RefusedError(Exception):
 
 
 @dataclass(slots=True)
-class _Step:
+class _SynchronousStep:
     """One step of a model with synchronous updates."""
 
     pushed: dict[int, Pushed] = field(default_factory=dict)
@@ -180,13 +180,13 @@ class _Step:
 
 
 @dataclass(slots=True)
-class _Model:
+class _ServedModel:
     facts: Header
     """The model's signature, which has to be equal on all tasks."""
     shards: ShardedModel
     shapes: Sequence[Sequence[int]]
     """The shapes of the pieces."""
-    step: _Step = field(default_factory=_Step)
+    step: _SynchronousStep = field(default_factory=_SynchronousStep)
 
 
 class Service:
@@ -195,7 +195,7 @@ class Service:
     def __init__(self, size: int, make_engine: MakeEngine) -> None:
         self._size = size
         self._make_engine = make_engine
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, _ServedModel] = {}
         self._definers: dict[str, object] = {}
         self._notes: dict[str, str] = {}
         self._lock = threading.Condition()
@@ -302,12 +302,12 @@ class Service:
         if graph.size:
             engine.define(graph.tobytes())
         shapes = [value.shape for value in values]
-        self._models[header["model"]] = _Model(header["facts"], shards, shapes)
+        self._models[header["model"]] = _ServedModel(header["facts"], shards, shapes)
         self._definers.pop(header["model"], None)
         self._lock.notify_all()
         return _DONE
 
-    def _model(self, request: PsMessage) -> _Model:
+    def _model(self, request: PsMessage) -> _ServedModel:
         name = request.header["model"]
         if name not in self._models:
             raise RefusedError("failed", f"no task has opened {name!r} here")
@@ -343,12 +343,12 @@ class Service:
             self._push_in_step(rank, model, pushed)
         return _changes_since(model.shards, since)
 
-    def _push_in_step(self, rank: int, model: _Model, pushed: Pushed) -> None:
+    def _push_in_step(self, rank: int, model: _ServedModel, pushed: Pushed) -> None:
         """Add a rank's part to the current step; return when the step is complete."""
         step = model.step
         step.pushed[rank] = pushed
         if len(step.pushed) == self._size:
-            model.step = _Step()
+            model.step = _SynchronousStep()
             try:
                 if unlike := difference(step.pushed):
                     raise RefusedError("mismatch", f"gradients differ: {unlike}")

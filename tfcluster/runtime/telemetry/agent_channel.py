@@ -61,7 +61,7 @@ class Waiting:
         }
 
 
-class _Step(NamedTuple):
+class _StepReport(NamedTuple):
     """The arguments of ``Reporter.step``; most steps never become an event."""
 
     step: int
@@ -104,7 +104,7 @@ class Reporter:
         self._lock = threading.RLock()
         self._pending = bytearray()
         self._step_sent = _NEVER
-        self._step_held_back: _Step | None = None
+        self._step_held_back: _StepReport | None = None
         self._epoch_sent = self._totals_sent = _NEVER
         self._epochs_held_back: list[dict[str, object]] = []
         self._last_step: int | None = None
@@ -139,7 +139,9 @@ class Reporter:
         seconds ago.
         """
         self._last_step = int(step)
-        report = _Step(step, steps_per_s, wait_share, exchanged_bytes, self.position)
+        report = _StepReport(
+            step, steps_per_s, wait_share, exchanged_bytes, self.position
+        )
         now = self._clock()
         if now - self._step_sent < STEP_INTERVAL_S:
             self._step_held_back = report

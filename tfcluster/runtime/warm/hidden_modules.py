@@ -162,7 +162,7 @@ class HiddenModules(MetaPathFinder):
             spec, same = ModuleSpec(fullname, None), not self._watching
         else:
             same = _same_file(spec, module)
-        spec.loader = _Loader(self, fullname, module, same=same)
+        spec.loader = _HiddenModuleLoader(self, fullname, module, same=same)
         return spec
 
     def _found_elsewhere(
@@ -271,7 +271,7 @@ class HiddenModules(MetaPathFinder):
                 yield f"has {problem.rpartition(' ')[2]} in {folder or 'its folder'}"
 
 
-class _Loader(Loader):
+class _HiddenModuleLoader(Loader):
     """Loads one hidden module, by showing it."""
 
     def __init__(
