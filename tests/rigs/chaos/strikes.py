@@ -150,6 +150,10 @@ def _strike_processes(
         )
     if victims == "step":
         return _strike_step(scene)
+    if victims == "controller" and kind == "kill" and scene.site.name == SLURM:
+        slurm = scene.rig_site.rig.slurm
+        if slurm is None or not slurm.has_saved(f"chaos-{scene.trial.seed}"):
+            return None
     pids: list[int] = []
     for each in victims.split("-"):
         some = _pids(each, scene)

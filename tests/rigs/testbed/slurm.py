@@ -135,6 +135,15 @@ class Slurm:
         rows = (line.split() for line in done.stdout.splitlines())
         return {row[0] for row in rows if row[1:] == ["idle"]}
 
+    def has_saved(self, job: str) -> bool:
+        """Whether slurmctld has saved a job of this name.
+
+        If it is killed before, it gives the job's number to the next one, which hosts
+        that remember the number refuse.
+        """
+        saved = self._folder / "state" / "job_state"
+        return saved.exists() and job.encode() in saved.read_bytes()
+
     def stop(self) -> None:
         """Wait for munged, which has ended with the rig."""
         if self._munged is not None:
