@@ -190,7 +190,7 @@ if os.environ['TFCLUSTER_TASK'].startswith('chief'):
     peers[0].recv(1)
 else:
     while not os.path.exists(path):
-        pass
+        time.sleep(0.01)
     peer = socket.create_connection(('127.0.0.1', int(open(path).read())))
     if not peer.recv(1):
         sys.exit('my peer is gone')

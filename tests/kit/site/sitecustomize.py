@@ -32,4 +32,4 @@ def _importer() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-sys.meta_path.insert(0, _NotForKeras())  # type: ignore[arg-type]  # no create_module
+sys.meta_path.insert(0, _NotForKeras())
