@@ -10,11 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit import SITE
+
 pytest_plugins = ("tests.rigs.testbed.fixtures",)
 
 # With this variable, which turns off .pyc files, each of the thousand programs that
-# tests start would compile all of tfcluster.
+# tests start would compile all of tfcluster, and each process of pytest all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    dict.fromkeys([str(SITE), *filter(None, _paths)])
+)
 
 _TESTS = Path(__file__).parent
 _LONGEST_FIRST = (

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.kit.ranks import PROGRAMS, ROOT, TOKEN, held_addresses
+from tests.kit import PYTHONPATH
+from tests.kit.ranks import PROGRAMS, TOKEN, held_addresses
 
 LONG_S = 50.0
 
@@ -28,7 +29,7 @@ class Processes:
                 [sys.executable, str(PROGRAMS / "looping_rank.py"), *words],
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(ROOT),
+                    "PYTHONPATH": PYTHONPATH,
                     "TFCLUSTER_TOKEN": TOKEN.hex(),
                     "TFCLUSTER_RUNTIME": json.dumps(options),
                     "TF_CONFIG": json.dumps(

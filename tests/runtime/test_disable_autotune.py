@@ -12,6 +12,7 @@ from tests.kit.ranks import ROOT
 PROGRAM = """
 import os
 import tempfile
+import time
 
 import tensorflow as tf
 from tfcluster.runtime.keras.data import disable_autotune
@@ -41,7 +42,7 @@ for _ in range(2):
     # Nobody asks for the end of the data, but the cache is complete nevertheless.
     next(batches), next(batches)
     while not os.path.exists(f"{file}.index"):
-        pass
+        time.sleep(0.01)
     del batches
 print(len(calls))
 """

@@ -16,17 +16,16 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 
 COMPARED = ("embedding", "functions", "states")
-SLOW = ("batch_normalization", "functions", "states", "mixed_precision")
-"""Cases that run in separate jobs."""
-OF_INTERVALS = (
-    "fit",
-    "looked_at",
-    "validated",
+MORE = ("batch_normalization", *COMPARED)
+OF_INTERVALS = ("fit", "looked_at", "validated")
+MORE_OF_INTERVALS = (
     "tape_eager",
     "tape_graph",
     "embedding",
+    "mixed_precision",
     "drift",
 )
+"""Those with MORE are cases of slow tests, in jobs of their own."""
 STEPS = 3
 """Steps between averagings, in the jobs that do not average after every step."""
 
@@ -44,21 +43,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         return Job(name, 2, "local_sgd.py", args, env)
 
     jobs = [
-        job("collective", "collective", {}, "fit", "embedding"),
-        job("every-step", "local_sgd", {"sync_every": 1}, "embedding"),
+        job("collective", "collective", {}, "fit"),
         job("intervals", "local_sgd", {"sync_every": STEPS}, *OF_INTERVALS),
-        job("more-collective", "collective", {}, *SLOW[:3]),
-        job("more-every-step", "local_sgd", {"sync_every": 1}, *SLOW[:3]),
-        job("more-intervals", "local_sgd", {"sync_every": STEPS}, *SLOW[3:]),
+        job("more-collective", "collective", {}, *MORE),
+        job("more-every-step", "local_sgd", {"sync_every": 1}, *MORE),
+        job("more-intervals", "local_sgd", {"sync_every": STEPS}, *MORE_OF_INTERVALS),
         job("gradients-sent", "collective", {}, "many_weights"),
         job("weights-sent", "local_sgd", {"sync_every": STEPS}, "many_weights"),
         job("seconds", "local_sgd", {"sync_seconds": 0.05}, "fit"),
     ]
     return Written(folder, Jobs(folder, jobs, timeout_s=500))
-
-
-def _job_of(name: str, case: str) -> str:
-    return f"more-{name}" if case in SLOW else name
 
 
 def assert_alike(ranks: list[Values], *keys: str) -> None:
@@ -77,7 +71,7 @@ def test_averaged_after_every_step_it_is_collective_training(
     found: Written, case: str
 ) -> None:
     local, collective = (
-        found.of(_job_of(job, case), case) for job in ("every-step", "collective")
+        found.of(f"more-{job}", case) for job in ("every-step", "collective")
     )
     assert_alike(local)
     assert local[0].keys() == collective[0].keys()
@@ -151,7 +145,7 @@ def test_batches_are_normalised_over_own_rows(found: Written) -> None:
 
 @pytest.mark.slow
 def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(found: Written) -> None:
-    ranks = found.of("intervals", "tape_graph")
+    ranks = found.of("more-intervals", "tape_graph")
     # Ten batches and the end of each pass.
     for place, apart in [(1, True), (2, False), (3, True), (9, True), (10, False)]:
         weights = [values["steps"][place] for values in ranks]
@@ -162,14 +156,14 @@ def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(found: Written) 
 
 @pytest.mark.slow
 def test_eager_steps_are_computed_whole_and_reported(found: Written) -> None:
-    assert_alike(found.of("intervals", "tape_eager"))
-    chief, *_ = found.jobs["intervals"].outputs
+    assert_alike(found.of("more-intervals", "tape_eager"))
+    chief, *_ = found.jobs["more-intervals"].outputs
     assert chief.count("a training step runs eagerly") == 1
 
 
 @pytest.mark.slow
 def test_sparse_gradients_and_ranks_without_rows(found: Written) -> None:
-    ranks = found.of("intervals", "embedding")
+    ranks = found.of("more-intervals", "embedding")
     assert_alike(ranks)
     losses = ranks[0]["history_loss"]
     assert losses[-1] < losses[0]
@@ -185,7 +179,7 @@ def test_mixed_precision_trains(found: Written) -> None:
 
 @pytest.mark.slow
 def test_replicas_that_drift_are_reported_once(found: Written) -> None:
-    chief, *others = found.jobs["intervals"].outputs
+    chief, *others = found.jobs["more-intervals"].outputs
     assert chief.count("the replicas drift: after") == 1
     assert "%" in chief.partition("the replicas drift")[2].partition("\n")[0]
     assert not any("drift:" in output for output in others)

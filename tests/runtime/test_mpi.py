@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kit.ranks import PROGRAMS, ROOT, held_addresses, in_threads, results
+from tests.kit import PYTHONPATH
+from tests.kit.ranks import PROGRAMS, held_addresses, in_threads, results
 from tests.runtime.looping import LONG_S, processes
 from tests.runtime.programs.mpi_rank import DTYPES, OPS, values
 from tfcluster.runtime.collective.transports.base import UFUNCS, ReduceOp
@@ -210,7 +211,7 @@ def run_ranks(
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(
                         [str(path) for r, path in (paths or {}).items() if r == rank]
-                        + [str(ROOT)]
+                        + [PYTHONPATH]
                     ),
                 },
                 stdout=subprocess.PIPE,

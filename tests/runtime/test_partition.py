@@ -6,6 +6,7 @@ To run one directly, set TFCLUSTER_TESTS_IMPORT_TENSORFLOW=1 and call
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.kit.ranks import Job, run_jobs
 
 FOLDER = Path(__file__).parent / "partition"
 LIMIT_S = 600
+EXAMPLES = "TFCLUSTER_PARTITION_EXAMPLES"
+"""Multiplies how many examples the files try."""
 LONG = ("op_coverage", "op_coverage_layers", "loops_that_take_batches")
 RARE = ("boxes", "images", "lists", "scatters", "sparse", "strings")
 """Families of ops that few models use."""
@@ -34,6 +37,7 @@ def _files() -> list[Any]:
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("path", _files())
 def test_of_partition(path: Path, tmp_path: Path) -> None:
-    job = Job("tests", 1, "pytest_file.py", (str(path),))
+    env = {name: value for name, value in os.environ.items() if name == EXAMPLES}
+    job = Job("tests", 1, "pytest_file.py", (str(path),), env)
     done = run_jobs(tmp_path, [job], LIMIT_S)["tests"]
     assert done.exit_codes == [0], done.outputs[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.ranks import ROOT
+from tests.kit import PYTHONPATH
 
 _PROGRAM = """
 import json, os, socket, sys, threading
@@ -82,7 +82,7 @@ def found() -> Any:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         env={
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
         },

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.kit import SITE
 from tests.rigs.testbed import Testbed
 from tests.rigs.testbed.layout import REPOSITORY
 from tests.schedulers.sge.site import USER, Site, site_on
@@ -32,7 +33,9 @@ def site(testbed: Testbed, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 def launched(site: Site, config: str, *words: str) -> str:
     """Launch an example configuration, which must succeed; returns its output."""
-    launch = site.start("launch", str(REPOSITORY / "configs" / config), *words)
+    settings = ("--set", f"env.PYTHONPATH={SITE}")
+    file = str(REPOSITORY / "configs" / config)
+    launch = site.start("launch", file, *settings, *words)
     code, said = site.finish(launch, TRAINING_S)
     assert code == 0, said
     assert site.status()["state"] == "succeeded"

@@ -17,6 +17,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tests.kit.ranks import in_threads
+from tests.runtime.partition.simulated import MORE
 from tfcluster.runtime.collective.transports.tensorflow.devices import (
     RING,
     DeviceGroup,
@@ -193,7 +194,7 @@ def random_parts(seed: int, size: int) -> tuple[list[list[Any]], list[Array]]:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4 * MORE))
 def test_every_rank_gets_the_whole(size: int, seed: int) -> None:
     parts, wholes = random_parts(seed, size)
     begun, ended = counted(COUNTERS.begun), counted(COUNTERS.ended)

@@ -36,31 +36,53 @@ class _Uses:
     writers: set[str] = field(default_factory=set)
 
 
+_UsesByFunction = dict[str, dict[str, _Uses]]
+"""By the name of a function: the uses of each argument that is a resource."""
+
+
 def races(definition: ProtocolBuffer) -> list[str]:
     """Pairs of ops without an order, one of which writes what the other one uses."""
-    found = []
-    function = parsed(definition)
+    pairs: list[str] = []
+    uses: _UsesByFunction = {}
+    checked: set[str] = set()
+    waiting = [parsed(definition)]
+    while waiting:
+        function = waiting.pop()
+        if function.name in checked:
+            continue
+        checked.add(function.name)
+        pairs += _races_within(function, uses)
+        for node in function.nodes.values():
+            waiting += _inner(node)
+    return pairs
+
+
+def _races_within(function: Function, uses_by: _UsesByFunction) -> Iterator[str]:
     before = _ancestors(function)
-    for name, uses in _resources(function).items():
+    for name, uses in _uses(function, uses_by).items():
         for one, other in combinations(uses.nodes, 2):
             ordered = one in before[other] or other in before[one]
             if not ordered and not uses.writers.isdisjoint((one, other)):
-                found.append(f"{definition.signature.name}: {one}, {other} of {name}")
-    for node in function.nodes.values():
-        for inner in _inner(node):
-            found += races(inner.definition)
-    return found
+                yield f"{function.name}: {one}, {other} of {name}"
 
 
-def _resources(function: Function) -> dict[str, _Uses]:
-    """The uses of each argument that is a resource."""
-    signature = function.definition.signature
+def _uses(function: Function, uses_by: _UsesByFunction) -> dict[str, _Uses]:
+    """The uses of each argument that is a resource.
+
+    Loops within loops name a function many times: it is examined once.
+    """
+    if function.name not in uses_by:
+        uses_by[function.name] = _examined(function, uses_by)
+    return uses_by[function.name]
+
+
+def _examined(function: Function, uses_by: _UsesByFunction) -> dict[str, _Uses]:
     roots = {
         (each.name, 0): each.name
-        for each in signature.input_arg
+        for each in function.definition.signature.input_arg
         if each.type == tf.resource.as_datatype_enum
     }
-    found = {name: _Uses() for name in roots.values()}
+    uses_of = {name: _Uses() for name in roots.values()}
     for name, node in function.nodes.items():
         for place, value in enumerate(node.inputs):
             root = roots.get((value.node, value.output))
@@ -70,22 +92,22 @@ def _resources(function: Function) -> dict[str, _Uses]:
                 roots[name, place] = root
             if node.definition.op.startswith("Identity"):
                 continue
-            uses = found[root]
+            uses = uses_of[root]
             if name not in uses.nodes:
                 uses.nodes.append(name)
-            if _writes(node, place):
+            if _writes(node, place, uses_by):
                 uses.writers.add(name)
-    return found
+    return uses_of
 
 
-def _writes(node: SourceNode, place: int) -> bool:
+def _writes(node: SourceNode, place: int, uses_by: _UsesByFunction) -> bool:
     functions = list(_inner(node))
     if not functions:
         return node.definition.op not in READS
     arguments = [f.definition.signature.input_arg for f in functions]
     for function, given in zip(functions, arguments, strict=True):
         own = place - (len(node.inputs) - len(given))
-        if own >= 0 and _resources(function)[given[own].name].writers:
+        if own >= 0 and _uses(function, uses_by)[given[own].name].writers:
             return True
     return False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -16,7 +15,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.runtime.partition.simulated import SIZES, Divided, divide
+from tests.runtime.partition.simulated import MORE, SIZES, Divided, divide
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
@@ -40,12 +39,10 @@ COMPLEX = (np.complex64, np.complex128)
 _UNITS = {np.dtype(np.float16): 2.0**-6, np.dtype(BFLOAT16): 2.0**-3}
 """Numbers are multiples of a unit, 2**-12 if not here, so that terms add up exactly."""
 
-_MORE = int(os.environ.get("TFCLUSTER_PARTITION_EXAMPLES", "1"))
-"""How many times as many examples there are as in each run of all tests."""
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-few = settings(max_examples=1 * _MORE, deadline=None, phases=_PHASES)
+few = settings(max_examples=1 * MORE, deadline=None, phases=_PHASES)
 """For tests that have a case for each op of a family."""
-some = settings(max_examples=3 * _MORE, deadline=None, phases=_PHASES)
+some = settings(max_examples=3 * MORE, deadline=None, phases=_PHASES)
 """For tests of one thing."""
 seeds = st.integers(0, 2**32 - 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from tfcluster.runtime.partition.rewrite import Written, rewrite
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import specialise
 
+MORE = int(os.environ.get("TFCLUSTER_PARTITION_EXAMPLES", "1"))
+"""How many times as many examples there are as in each run of all tests."""
 SIZES = (1, 2, 3, 5)
 """The numbers of ranks that tests simulate."""
 

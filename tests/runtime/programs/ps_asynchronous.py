@@ -22,6 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.kit.waiting import eventually
+
 RANK = int(os.environ.get("TFCLUSTER_RANK", "0"))
 SIZE = int(os.environ.get("TFCLUSTER_SIZE", "1"))
 
@@ -73,6 +75,10 @@ def server_models():
 
 def weights(model):
     return {f"w{i}": weight for i, weight in enumerate(model.get_weights())}
+
+
+def wait_for(sign):
+    eventually(sign.exists, f"no rank has made {sign}", 180.0)
 
 
 def case_sums():
@@ -239,8 +245,7 @@ class AllHavePushed(keras.callbacks.Callback):
             self.sign.touch()
 
     def on_epoch_end(self, epoch, logs=None):
-        while not self.sign.exists():
-            pass
+        wait_for(self.sign)
 
 
 def case_saved():
@@ -281,8 +286,8 @@ def case_rate():
         def on_epoch_begin(self, epoch, logs=None):
             if RANK == 0 and epoch == 1:
                 Path("rate").touch()
-            while RANK != 0 and epoch == 1 and not Path("rate").exists():
-                pass
+            if RANK != 0 and epoch == 1:
+                wait_for(Path("rate"))
 
     callbacks = [AllHavePushed("at the old rate"), Rate()]
     return weights(train(product(), [1.0, 1.0], epochs=3, callbacks=callbacks))
@@ -302,8 +307,8 @@ def case_late():
         def on_train_batch_end(self, batch, logs=None):
             Path("begun").touch()
 
-    while RANK != 0 and not Path("begun").exists():
-        pass
+    if RANK != 0:
+        wait_for(Path("begun"))
     history = train(model, [1.0, 1.0], callbacks=[Begun()]).history.history
     return {**weights(model), "loss": np.array(history["loss"][0])}
 
@@ -315,8 +320,8 @@ def case_chief_first():
 
     class Ends(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            while RANK != 0 and not ended.exists():
-                pass
+            if RANK != 0:
+                wait_for(ended)
 
         def on_epoch_end(self, epoch, logs=None):
             if RANK == 0:
@@ -335,8 +340,8 @@ def case_wrong():
     begins = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: first.touch()
     )
-    while RANK == 0 and not first.exists():
-        pass
+    if RANK == 0:
+        wait_for(first)
     model = keras.Sequential([keras.Input((1,)), Product(name=f"layer{RANK}")])
     model.compile(keras.optimizers.SGD(0.1), lambda y, p: keras.ops.sum(p, axis=-1))
     try:

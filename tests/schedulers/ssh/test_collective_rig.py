@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tests.kit import PYTHONPATH
 from tests.kit.oracle import assert_nothing_left
 from tests.rigs.testbed import Options, Testbed
 from tests.rigs.testbed.fixtures import Factory
@@ -18,7 +19,7 @@ from tests.schedulers.ssh.rig_launches import USER, RigCluster
 
 PROGRAMS = REPOSITORY / "tests" / "runtime" / "programs"
 PATHS = (
-    *("--set", f"env.PYTHONPATH={REPOSITORY}"),
+    *("--set", f"env.PYTHONPATH={PYTHONPATH}"),
     *("--set", f"python={sys.executable}"),
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kit import PYTHONPATH
 from tests.kit.oracle import assert_nothing_left
 from tests.rigs.testbed import Options, Testbed
 from tests.rigs.testbed.fixtures import Factory
@@ -39,7 +40,7 @@ def test_workers_train_with_servers_on_several_hosts(
 ) -> None:
     settings = (
         "backend=ssh",
-        f"env.PYTHONPATH={REPOSITORY}",
+        f"env.PYTHONPATH={PYTHONPATH}",
         f"python={sys.executable}",
         f"runtime.strategy={strategy}",
     )

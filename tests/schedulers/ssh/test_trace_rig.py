@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kit import PYTHONPATH
 from tests.kit.oracle import assert_nothing_left
 from tests.launch.test_trace import (
     KERAS,
@@ -17,7 +18,6 @@ from tests.launch.test_trace import (
 )
 from tests.rigs.testbed import Options, Testbed
 from tests.rigs.testbed.fixtures import Factory
-from tests.rigs.testbed.layout import REPOSITORY
 from tests.schedulers.ssh.rig_launches import USER, RigCluster
 
 
@@ -39,7 +39,7 @@ def test_ranks_on_two_hosts_have_one_clock(cluster: RigCluster) -> None:
     (cluster.folder / "train.py").write_text(KERAS)
     settings = (
         "backend=ssh",
-        f"env.PYTHONPATH={REPOSITORY}",
+        f"env.PYTHONPATH={PYTHONPATH}",
         f"python={sys.executable}",
     )
     words = [word for each in settings for word in ("--set", each)]
