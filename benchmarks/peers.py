@@ -343,6 +343,11 @@ HEADS = (
 )
 
 
+def head(*cells: str) -> None:
+    row(cells)
+    row(["---"] * len(cells))
+
+
 def row(cells: Sequence[str]) -> None:
     print(f"| {' | '.join(cells)} |", flush=True)
 
@@ -396,7 +401,9 @@ def note(cores: int) -> str:
     return (
         f"{cores} cores. Efficiency: the time of one rank with one core, divided by "
         "the time here and the number of cores in use, which hosts share. The first "
-        "step is counted from the start of the command."
+        "step is counted from the start of the command. Ranks of tfcluster are forked "
+        "from a process that has imported TensorFlow, and what they do not change of "
+        "its memory does not count as theirs."
     )
 
 
@@ -409,8 +416,7 @@ def main(argv: Sequence[str] = ()) -> None:
     with state() as env, tempfile.TemporaryDirectory() as folder:
         env["PYTHONPATH"] = str(HERE.parent)
         table = Table(given.peers, words, Path(folder))
-        row(HEADS)
-        row(["---"] * len(HEADS))
+        head(*HEADS)
         machine = ThisMachine(env)
         for model, ranks in itertools.product(given.models, given.ranks):
             table.add(machine, model, Layout(ranks))
