@@ -7,7 +7,7 @@ as there are cores for it. Hosts are namespaces that share this machine's cores,
 by cables of a limited rate.
 
     python -m benchmarks.peers [--models mlp cnn ...] [--peers tfcluster ddp ...]
-        [--ranks 1 2 4] [--hosts 2 4] [--gbit 1] [--steps 4] [--quick]
+        [--ranks 1 2 4] [--hosts 2 4] [--gbit 1] [--steps 3] [--quick]
 
 ``--hosts`` without numbers leaves hosts out. ``--quick`` tries every cell with two
 steps, whose times mean nothing.
@@ -409,6 +409,7 @@ def note(cores: int) -> str:
 
 def main(argv: Sequence[str] = ()) -> None:
     given = _parser().parse_args(argv)
+    began = time.monotonic()
     steps = 2 if given.quick else given.steps
     blocks = 2 if given.quick else 4
     words = ("--steps", str(steps), "--blocks", str(blocks))
@@ -422,7 +423,8 @@ def main(argv: Sequence[str] = ()) -> None:
             table.add(machine, model, Layout(ranks))
         if given.hosts:
             _between_hosts(table, given.models, given.hosts, given.gbit)
-        print(f"\n{table.summary()} {note(CORES)}")
+        minutes = (time.monotonic() - began) / 60
+        print(f"\n{table.summary()} {note(CORES)} Measured in {minutes:.1f} minutes.")
 
 
 def _between_hosts(
@@ -445,7 +447,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--hosts", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--gbit", type=float, default=1.0)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
     return parser
 
