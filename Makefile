@@ -25,7 +25,7 @@ help:
 	@echo "make chaos     faults at random times, on this machine and rigs (TRIALS=200 HOSTS=4)"
 	@echo "make soak      an hour of training with a fault every minute (MINUTES=60)"
 	@echo "make fuzz      mutated inputs for every parser of outside data (EXAMPLES=20000)"
-	@echo "make bench     benchmarks beside their peers (installs those too)"
+	@echo "make bench     benchmarks beside the alternatives (installs those too)"
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/tfcluster launch configs/digits.yaml

@@ -13,12 +13,12 @@ from benchmarks import (
     parameter_server,
     partition,
     parts,
+    peers,
     planning,
     restart,
     shards,
     startup,
     trace,
-    training,
 )
 
 for benchmark in (
@@ -31,7 +31,7 @@ for benchmark in (
     collective,
     parts,
     trace,
-    training,
+    peers,
     partition,
     shards,
     parameter_server,

@@ -12,7 +12,7 @@ import random
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.collective import MIB, PROGRAMS, Times, by_size, said_in, words
 from benchmarks.rigs import TIMEOUT_S, USER, Bench, bench
@@ -45,14 +45,21 @@ def times(
     return by_size(said_in(done.stdout + done.stderr, argv))
 
 
-def launch(site: Bench, hosts: int, each: int, name: str, *more: str) -> Times:
+def launch(
+    site: Bench,
+    hosts: int,
+    each: int,
+    name: str,
+    *more: str,
+    sizes: Sequence[int] = SIZES,
+) -> Times:
     where = ",".join(f"{host.name}:{each}" for host in site.rig.nodes[:hosts])
     port = random.randrange(20000, 30000)
     settings = ("backend=ssh", "workdir=/", f"env.BENCH_PORT={port}", *more)
     argv = site.tfcluster(
         *("launch", "-n", str(hosts * each), "--hosts", where),
         *(word for each in settings for word in ("--set", each)),
-        *("--", "python", str(PROGRAMS / f"{name}.py"), json.dumps(SIZES)),
+        *("--", "python", str(PROGRAMS / f"{name}.py"), json.dumps(sizes)),
     )
     return times(site, argv)
 

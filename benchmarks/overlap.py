@@ -5,7 +5,7 @@ the time that the gradients need on the wire. Hosts are namespaces on this machi
 share its cores, but each has its own cable, limited in both directions by ``tc qdisc
 tbf`` with a burst of 256 KiB.
 
-    python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp cnn norms]
+    python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp dlrm cnn20]
         [--only NAME ...] [--rounds 3] [--steps 10] [--phases]
 
 ``--phases`` shows how long a step exchanges, and how long it has nothing to send: from
@@ -17,27 +17,38 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.collective import PROGRAMS, said_in
-from benchmarks.rigs import TIMEOUT_S, USER, Bench, bench
+from benchmarks.peers import BURST_KIB, PEERS, Layout, Peer, Result, Rig, outcome
+from benchmarks.rigs import USER, Bench, bench
+from benchmarks.trainers.workload import TASKS
 from tests.rigs.testbed import Options, Unavailable
 
 BATCH = 64
-PARAMETERS = {"mlp": 10_020_874, "cnn": 5_121_162, "norms": 45_018}
-"""By model; ``norms`` has 20 BatchNormalizations, and DDP has no equal of them."""
+MODELS = ("mlp", "dlrm", "cnn20")
 HEADERS = 1.05
 """Bytes on the wire for each byte of data: TCP, IP and Ethernet headers."""
-BURST_KIB = 256
 WITHIN, COMPRESSED_WITHIN, OF_DDP = 1.04, 1.1, 0.92
 """Targets, as factors: of max(wire, computation), the same with compression, of DDP."""
 
 COMPRESSION = ("bf16", "fp16")
-NAMES = ("tfcluster", *COMPRESSION, "DDP", "no exchange")
+ALONE = "no exchange"
+
+
+def _launched(name: str, *setting: str) -> Peer:
+    return Peer(name, "keras_fit", launch=("--set", *setting))
+
+
+CONTENDERS = {
+    "tfcluster": PEERS["tfcluster"],
+    **{name: _launched(name, f"runtime.compression={name}") for name in COMPRESSION},
+    "DDP": PEERS["ddp"],
+    ALONE: _launched(ALONE, "runtime.strategy=none"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,51 +59,38 @@ class Case:
     hosts: int
     gbit: float
 
-    def wire_s(self, bytes_per_number: int) -> float:
+    def wire_s(self, parameters: int, bytes_per_number: int) -> float:
         """Seconds that a ring all-reduce of the gradients keeps a cable busy."""
-        data = 2 * (self.hosts - 1) / self.hosts * PARAMETERS[self.model]
+        data = 2 * (self.hosts - 1) / self.hosts * parameters
         return data * bytes_per_number * 8 * HEADERS / (self.gbit * 1e9)
 
 
-def step_s(
+def result(
     site: Bench, case: Case, name: str, steps: int, trace: Path | None = None
-) -> float:
-    """Seconds for a step, as rank 0 prints them. Raises SystemExit if it prints none.
+) -> Result:
+    """A run of a contender. Raises SystemExit with its error if it fails.
 
     ``trace`` is a file to write the run's trace to.
     """
-    whole, part = str(BATCH), str(BATCH // case.hosts)
-    none = "runtime.strategy=none"
-    program, batch, more = {
-        "tfcluster": ("train_keras", whole, ()),
-        "bf16": ("train_keras", whole, ("runtime.compression=bf16",)),
-        "fp16": ("train_keras", whole, ("runtime.compression=fp16",)),
-        "DDP": ("train_ddp", whole, (none, "runtime.warm_start=false")),
-        "no exchange": ("train_keras", part, (none,)),
-    }[name]
-    port = random.randrange(20000, 30000)
-    settings = ("backend=ssh", "workdir=/", f"env.BENCH_PORT={port}", *more)
-    argv = site.tfcluster(
-        *("launch", *(["--trace"] if trace else [])),
-        *("-n", str(case.hosts), "--hosts", site.hosts(case.hosts)),
-        *(word for each in settings for word in ("--set", each)),
-        *("--", "python", str(PROGRAMS / f"{program}.py"), batch, case.model),
-        f"steps={steps}",
-    )
-    environ = {
-        **site.environ,
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    done = site.rig.login.run(
-        argv, user=USER, cwd=site.folder, env=environ, timeout_s=TIMEOUT_S
-    )
+    peer = CONTENDERS[name]
+    if trace is not None and peer.launch is not None:
+        peer = replace(peer, launch=("--trace", *peer.launch))
+    batch = BATCH // case.hosts if name == ALONE else BATCH
+    words = (case.model, "--batch", str(batch), "--steps", str(steps))
+    with tempfile.TemporaryDirectory() as folder:
+        found = outcome(
+            Rig(site),
+            peer,
+            Layout(case.hosts, case.gbit),
+            (*words, "--optimizer", "sgd"),
+            Path(folder),
+        )
+    if not isinstance(found, Result):
+        raise SystemExit(f"{name}: {found}")
     if trace is not None:
         written = site.tfcluster("trace", "-o", str(trace))
-        site.rig.login.run(written, user=USER, cwd=site.folder, env=environ)
-    return float(said_in(done.stdout + done.stderr, argv)["step"])
+        site.rig.login.run(written, user=USER, cwd=site.folder, env=site.environ)
+    return found
 
 
 def phases(trace: Path) -> tuple[float, float]:
@@ -117,31 +115,35 @@ def phases(trace: Path) -> tuple[float, float]:
 
 def measure(
     site: Bench, case: Case, names: Sequence[str], rounds: int, steps: int
-) -> dict[str, float]:
+) -> dict[str, Result]:
     """The medians over rounds; every contender runs once in each round."""
     for host in site.rig.nodes[: case.hosts]:
         host.cable.limit(int(case.gbit * 1e6), BURST_KIB)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, list[Result]] = {name: [] for name in names}
     for _ in range(rounds):
         for name, several in found.items():
-            several.append(step_s(site, case, name, steps))
-    return {name: statistics.median(several) for name, several in found.items()}
+            several.append(result(site, case, name, steps))
+    return {
+        name: replace(
+            several[0], step_s=statistics.median(each.step_s for each in several)
+        )
+        for name, several in found.items()
+    }
 
 
-def row(case: Case, name: str, found: Mapping[str, float]) -> list[str]:
+def row(case: Case, name: str, found: Mapping[str, Result]) -> list[str]:
     """The cells of a contender: its time, its limit, and its target."""
-    ours, compute_s = found[name], found.get("no exchange", 0.0)
-    cells = [f"{case.model}, {case.hosts} hosts, {case.gbit:g} Gbit/s", name]
-    cells.append(f"{ours * 1e3:.0f} ms")
-    if name == "no exchange":
+    ours = found[name].step_s
+    cells = [f"{TASKS[case.model].title}, {case.hosts} hosts, {case.gbit:g} Gbit/s"]
+    cells += [name, f"{ours * 1e3:.0f} ms"]
+    if name == ALONE:
         return [*cells, "", "", "", ""]
-    wire_s = case.wire_s(2 if name in COMPRESSION else 4)
-    limit_s = max(wire_s, compute_s)
+    wire_s = case.wire_s(found[name].parameters, 2 if name in COMPRESSION else 4)
+    limit_s = max(wire_s, found[ALONE].step_s if ALONE in found else 0.0)
     cells += [f"{wire_s * 1e3:.0f} ms", f"**{ours / limit_s:.2f}**"]
     if name == "DDP":
         return [*cells, "", ""]
-    ddp_s = found.get("DDP")
-    cells.append("" if ddp_s is None else f"**{ours / ddp_s:.2f}**")
+    cells.append(f"**{ours / found['DDP'].step_s:.2f}**" if "DDP" in found else "")
     within = COMPRESSED_WITHIN if name in COMPRESSION else WITHIN
     cells.append(
         f"{within} of the limit"
@@ -155,8 +157,10 @@ def main(argv: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--gbit", type=float, nargs="+", default=[1.0, 5.0])
-    parser.add_argument("--models", nargs="+", default=list(PARAMETERS))
-    parser.add_argument("--only", nargs="+", default=list(NAMES))
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument(
+        "--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS)
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--phases", action="store_true")
@@ -171,17 +175,14 @@ def main(argv: Sequence[str] = ()) -> None:
                 for hosts in chosen.hosts:
                     for gbit in chosen.gbit:
                         case = Case(model, hosts, gbit)
-                        names = list(chosen.only)
-                        if model == "norms" and "DDP" in names:
-                            names.remove("DDP")
                         rounds, steps = chosen.rounds, chosen.steps
-                        found = measure(site, case, names, rounds, steps)
-                        for name in names:
+                        found = measure(site, case, chosen.only, rounds, steps)
+                        for name in chosen.only:
                             cells = row(case, name, found)
                             print(f"| {' | '.join(cells)} |", flush=True)
                         if chosen.phases:
                             trace = site.folder / "trace.json"
-                            step_s(site, case, "tfcluster", steps, trace)
+                            result(site, case, "tfcluster", steps, trace)
                             sends_s, idle_s = phases(trace)
                             print(
                                 f"| | buckets are exchanged for | {sends_s * 1e3:.0f} "

@@ -17,16 +17,11 @@ from typing import Any
 
 from benchmarks.collective import MIB, PROGRAMS, said_by
 from benchmarks.measure import HERE, state, tfcluster
+from benchmarks.trainers.workload import TASKS
 
 RANKS = 2
 REPEATS = 3
-MODELS = {
-    "mlp": "MLP, 10 M parameters",
-    "cnn": "CNN, 4 BatchNormalizations",
-    "cnn20": "CNN, 20 BatchNormalizations",
-    "lstm": "Embedding, LSTM",
-    "transformer": "transformer, 2 blocks",
-}
+MODELS = ("mlp", "cnn", "cnn20", "lstm", "transformer")
 TABLES = ("steps", "inference", "rewriting")
 ALONE, HOST, TENSORFLOW = "one process", "transport host", "transport tensorflow"
 
@@ -91,7 +86,7 @@ def show_steps(
         *("work divided", "exchanges", "MiB exchanged"),
     )
     for model in models:
-        cells = [model]
+        cells = [TASKS[model].title]
         for name in contenders:
             cells.append(milliseconds(statistics.median(s[model] for s in found[name])))
             if name != ALONE:
@@ -109,8 +104,9 @@ def show_inference(model: str, env: Mapping[str, str], repeats: int) -> None:
     contenders = (ALONE, HOST)
     trials = {name: argv_of(name, "inference", model) for name in contenders}
     found = rounds(trials, env, repeats)
+    title = TASKS[model].title
     head(
-        f"{model}: one process on one core, and {RANKS} ranks on one core each",
+        f"{title}: one process on one core, and {RANKS} ranks on one core each",
         *("what", ALONE, f"{RANKS} ranks", "times that"),
     )
     for what in ("evaluate", "predict"):
@@ -128,7 +124,7 @@ def show_rewriting(found: Mapping[str, Mapping[str, float]]) -> None:
     for model, seen in found.items():
         all_passes = sum(seen[name] for name in passes)
         row(
-            model,
+            TASKS[model].title,
             f"{seen['ops']:.0f}",
             milliseconds(seen["tracing"]),
             *(milliseconds(seen[name]) for name in passes),
@@ -159,14 +155,14 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
     chosen = parser.parse_args(argv)
-    models = [MODELS[name] for name in chosen.models]
+    models = chosen.models
     with state() as env:
         env["PYTHONPATH"] = str(HERE.parent)
         rewriting = rewriting_of(models, env, chosen.repeats)
         if "steps" in chosen.only:
             show_steps(models, rewriting, env, chosen.repeats)
         if "inference" in chosen.only:
-            show_inference(MODELS["cnn"], env, chosen.repeats)
+            show_inference("cnn", env, chosen.repeats)
         if "rewriting" in chosen.only:
             show_rewriting(rewriting)
 

@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.collective import PROGRAMS, said_by, said_in
 from benchmarks.measure import HERE, state, tfcluster
+from benchmarks.peers import TRAINERS
 
 BATCHES = (64, 256)
 RANKS = (1, 2)
 SHARDS = (None, 8)
-STEPS = "steps=10"
+WORDS = ("--steps", "10", "--optimizer", "sgd")
 ROUNDS = 3
 TARGET = 1.25
 """The target for a step with 8 shards, batch 64 and two ranks: at most this many times
@@ -36,10 +37,9 @@ Case = tuple[int, int, int | None]
 def argv_of(case: Case) -> Sequence[str]:
     batch, ranks, shards = case
     options = [] if shards is None else ["--set", f"runtime.shards={shards}"]
-    program = str(PROGRAMS / "train_keras.py")
-    return tfcluster(
-        "launch", "-n", str(ranks), *options, "--", "python", program, str(batch), STEPS
-    )
+    program = str(TRAINERS / "keras_fit.py")
+    words = (program, "mlp", "--batch", str(batch), *WORDS)
+    return tfcluster("launch", "-n", str(ranks), *options, "--", "python", *words)
 
 
 def measure(env: Mapping[str, str], rounds: int) -> dict[Case, list[float]]:

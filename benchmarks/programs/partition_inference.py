@@ -17,11 +17,11 @@ for thread in Path("/proc/self/task").iterdir():
 
 import numpy as np  # noqa: E402
 
-from benchmarks.programs.partition_models import build  # noqa: E402
+from benchmarks.trainers.keras_models import with_batch  # noqa: E402
 
 BATCHES, ROUNDS = 12, 4
 
-model, (x, y) = build(sys.argv[1])
+model, (x, y) = with_batch(sys.argv[1])
 x, y = np.concatenate([x] * BATCHES), np.concatenate([y] * BATCHES)
 batch = len(x) // BATCHES
 times: dict[str, list[float]] = {"evaluate": [], "predict": []}

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.programs.partition_models import build
+from benchmarks.trainers.keras_models import with_batch
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.partition.explain import explained
 from tfcluster.runtime.partition.watch import ExplainHook
@@ -21,7 +21,7 @@ RANKS = 2
 
 
 def measured(name: str) -> dict[str, Any]:
-    model, (x, y) = build(name)
+    model, (x, y) = with_batch(name)
     # Builds the optimizer, and what TensorFlow makes once.
     model.train_on_batch(x, y)
     batch = tf.data.Dataset.from_tensor_slices((x, y)).batch(len(x))

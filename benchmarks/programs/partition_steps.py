@@ -10,13 +10,13 @@ import sys
 import numpy as np
 
 from benchmarks.programs.epoch_clock import EpochClock
-from benchmarks.programs.partition_models import build
+from benchmarks.trainers.keras_models import with_batch
 
 STEPS, EPOCHS = 8, 4
 
 found = {}
 for name in sys.argv[1:]:
-    model, (x, y) = build(name)
+    model, (x, y) = with_batch(name)
     clock = EpochClock(STEPS)
     model.fit(
         np.concatenate([x] * STEPS),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.programs import gloo_ranks
 from benchmarks.programs.reduce_times import report
 
 
@@ -21,6 +22,15 @@ def act(count: int) -> Callable[[], None]:
 
 
 torch.set_num_threads(1)
-gloo_ranks.init()
+if "RANK" not in os.environ:
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    first = next(iter(cluster.values()))[0]
+    os.environ |= {
+        "RANK": os.environ["TFCLUSTER_RANK"],
+        "WORLD_SIZE": os.environ["TFCLUSTER_SIZE"],
+        "MASTER_ADDR": first.rpartition(":")[0],
+        "MASTER_PORT": os.environ["BENCH_PORT"],
+    }
+dist.init_process_group("gloo")
 report(dist.get_rank(), act, dist.barrier)
 dist.destroy_process_group()
