@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -169,7 +169,8 @@ class HostExchanger:
             with group.exchange(signature, data=small.packed(terms)) as call:
                 results = small.results(call, terms)
             pairs = zip(results, arrays, strict=True)
-            return [result.astype(term.dtype, copy=False) for result, term in pairs]
+            wholes = [result.astype(term.dtype, copy=False) for result, term in pairs]
+            return self._finished(requests, dict(enumerate(wholes)), {})
 
         def run(*arrays: Array) -> list[Array]:
             rest = iter(arrays)
@@ -202,12 +203,7 @@ class HostExchanger:
                     ):
                         dtype = terms[i][0].dtype
                         wholes[i] = array.astype(dtype, copy=False)
-            split = Split(group.rank, group.size)
-            for i, request in enumerate(requests):
-                if isinstance(request.result, Shard) and i in wholes:
-                    pieces[i] = rows_of(wholes[i], request.result, split)
-            results = wholes | pieces
-            return [np.asarray(results[i], order="C") for i in range(len(requests))]
+            return self._finished(requests, wholes, pieces)
 
         function = HostFunction(run if small is None else run_at_once)
         self._functions.append(function)
@@ -218,6 +214,22 @@ class HostExchanger:
             {"token": function.token, "Tout": dtypes},
             "exchange",
         )
+
+    def _finished(
+        self,
+        requests: Sequence[ExchangeRequest],
+        wholes: Mapping[int, Array],
+        pieces: Mapping[int, Array],
+    ) -> list[Array]:
+        """What the rank gets: pieces that are there already, wholes, or rows of them."""
+        split = Split(self._group.rank, self._group.size)
+        results = []
+        for i, request in enumerate(requests):
+            result = pieces[i] if i in pieces else wholes[i]
+            if isinstance(request.result, Shard) and i not in pieces:
+                result = rows_of(result, request.result, split)
+            results.append(np.asarray(result, order="C"))
+        return results
 
     def _small(self, requests: Sequence[ExchangeRequest]) -> SmallReduction | None:
         """The reduction of these tensors if they are small: equal on all ranks."""

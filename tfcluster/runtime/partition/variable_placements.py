@@ -16,7 +16,7 @@ from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shape, S
 from tfcluster.runtime.partition.rules.table import LocalPlan
 from tfcluster.runtime.tensor_types import DType
 
-_LEAST_BYTES = 16 << 10
+LEAST_BYTES = 16 << 10
 """A smaller variable stays whole: an exchange of its pieces would save nothing."""
 _READ = "ReadVariableOp"
 _ASSIGNS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -38,7 +38,7 @@ def shard_of(shape: Shape | None, dtype: DType, ranks: int) -> Shard | None:
     nbytes = dtype.size
     for size in sizes:
         nbytes *= size
-    return shard if longest >= ranks and nbytes >= _LEAST_BYTES else None
+    return shard if longest >= ranks and nbytes >= LEAST_BYTES else None
 
 
 def candidates(graph: OpGraph, ranks: int) -> dict[Value, Shard]:
