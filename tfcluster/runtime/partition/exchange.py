@@ -221,7 +221,7 @@ class HostExchanger:
         wholes: Mapping[int, Array],
         pieces: Mapping[int, Array],
     ) -> list[Array]:
-        """What the rank gets: pieces that are there already, wholes, or rows of them."""
+        """What the rank gets: pieces that are there, wholes, or its rows of wholes."""
         split = Split(self._group.rank, self._group.size)
         results = []
         for i, request in enumerate(requests):
