@@ -1,6 +1,6 @@
 """Runs cases of a theme while even small variables of optimizers are divided.
 
-    cases_with_pieces.py THEME RESULTS [CASE...]
+cases_with_pieces.py THEME RESULTS [CASE...]
 """
 
 import runpy

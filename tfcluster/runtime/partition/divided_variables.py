@@ -68,6 +68,10 @@ class DividedVariables:
         """Whether this rank holds only a piece of a variable."""
         return id(handle) in self._pieces
 
+    def piece(self, handle: Tensor) -> Variable:
+        """The variable that holds this rank's piece. Raises KeyError if it is whole."""
+        return self._pieces[id(handle)].variable
+
     def divide(self, handle: Tensor, shard: Shard, name: str) -> None:
         """Keep only this rank's piece of a whole variable.
 
