@@ -156,6 +156,12 @@ class RuntimeSection(Section):
         "Divide every batch into this many parts, computed and added up in the same "
         "way on any number of ranks, so that all get the same bits.",
     )
+    shard_optimizer: bool = key(
+        kinds.FLAG,
+        False,
+        "Divide the optimizers' variables, such as Adam's moments, among the tasks: "
+        "each holds and updates its piece.",
+    )
     data: str = key(
         kinds.words("shared", "seed_offset"),
         "shared",

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
 from tfcluster.runtime.partition.functions import (
     Function,
@@ -87,7 +88,8 @@ class Hook:
     Only calls by the main thread are divided, and none from within a program: so all
     ranks divide the same calls. While ``is_paused()`` nothing is divided, since other
     ranks may not be calling the function. ``ran`` is called after each program. With
-    ``alone``, functions that train compute this rank's rows and exchange nothing.
+    ``alone``, functions that train compute this rank's rows and exchange nothing. With
+    ``divided``, ranks hold pieces of the optimizers' variables.
     """
 
     def __init__(
@@ -104,7 +106,9 @@ class Hook:
         running: Running = at_once,
         variable_names: VariableNames = dict,
         alone: Alone | None = None,
+        divided: DividedVariables | None = None,
     ) -> None:
+        self._divided = divided
         self._alone = alone
         self._own_rows = None if alone is None else OwnRows(ranks.splits[0])
         self._ranks = ranks
@@ -186,6 +190,7 @@ class Hook:
                 # The function itself does what does not wait for the batch.
                 rest = handed(programs.fetches, taken, inputs)
                 whole = self._checked(programs.without_batches(rest))
+                self._make_whole(rest)
                 return original(context, whole.name.encode(), rest, outputs)
             values += [ProgramInput(tensor) for tensor in taken]
             if self._join is not None:
@@ -209,14 +214,27 @@ class Hook:
             running: AbstractContextManager[None] = nullcontext()
             if program.written is not None:
                 running = self._running(program.label, program.written)
-            with running:
-                result = original(context, program.name.encode(), tensors, outputs)
+            with running, self._holding(program, programs, tensors) as held:
+                result = original(context, program.name.encode(), held, outputs)
             for index, part in program.parts.items():
                 self._note_part(result[index], part)
             self._ran(program)
             return result
         finally:
             self._busy.now = False
+
+    @contextmanager
+    def _holding(
+        self, program: RankProgram, programs: Programs, tensors: list[Tensor]
+    ) -> Iterator[list[Tensor]]:
+        """The inputs, with the pieces of variables that the program gets."""
+        if self._divided is None:
+            yield tensors
+            return
+        values = [ProgramInput(tensor) for tensor in tensors]
+        names = {v.place: v.name for v in programs.variables(values)}
+        with self._divided.held_as(tensors, program.variables, names) as held:
+            yield held
 
     def _variables(self) -> Sequence[Any]:
         """The ``tf.Variable`` objects of the function that is being called."""
@@ -266,6 +284,7 @@ class Hook:
 
         Even there a part must never be taken for the whole tensor.
         """
+        self._make_whole(inputs)
         if not self._parts or getattr(self._busy, "now", False):
             return inputs
         self._busy.now = True
@@ -278,6 +297,7 @@ class Hook:
         """The tensors, whole, for a function that cannot be divided."""
         places = [place for place, value in enumerate(values) if value.part is not None]
         tensors = [value.tensor for value in values]
+        self._make_whole(tensors)
         if places:
             parts = [values[place] for place in places]
             key = tuple((part.tensor.dtype, part.part) for part in parts)
@@ -293,6 +313,11 @@ class Hook:
             for place, tensor in zip(places, wholes, strict=True):
                 tensors[place] = tensor
         return tensors
+
+    def _make_whole(self, inputs: Sequence[Tensor]) -> None:
+        """Gather the variables among the inputs of which ranks hold pieces."""
+        if self._divided is not None:
+            self._divided.make_whole(inputs)
 
     # --- programs ---------------------------------------------------------------------
 
@@ -364,6 +389,7 @@ class Hook:
             self._variable_names,
             self._visible(function),
             self._own_rows,
+            self._divided is not None,
         )
 
     def _visible(self, function: Function) -> int | None:

@@ -30,6 +30,7 @@ from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.taken_batches import Taken, TakenElement, fetches_of
 from tfcluster.runtime.partition.tf_functions import HostFunction
+from tfcluster.runtime.partition.variable_placements import VariableShards, candidates
 from tfcluster.runtime.partition.variables import VariableNames, Watched, watched
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
@@ -98,6 +99,8 @@ class RankProgram:
     """What making it took, by pass."""
     parts: dict[int, RowPart] = field(default_factory=dict)
     """The outputs that are parts."""
+    variables: dict[int, Shard] = field(default_factory=dict)
+    """The inputs that are variables of which it gets a piece."""
     error: Exception | None = None
     """Why the function cannot be divided, if that was tried in vain."""
     function: str = ""
@@ -121,7 +124,7 @@ class RankProgram:
     def trains(self) -> bool:
         """Whether the program seems to train: it computes gradients."""
         if self._trains is None:
-            self._trains = self.placed is not None and _trains(self.placed)
+            self._trains = self.placed is not None and _trains(self.placed.graph)
         return self._trains
 
 
@@ -129,7 +132,8 @@ class Programs:
     """All programs of one function.
 
     Only the first ``visible`` outputs are seen by anybody but by other functions. With
-    ``own_rows``, functions that train exchange nothing.
+    ``own_rows``, functions that train exchange nothing. With ``divides_variables``,
+    those that train get pieces of an optimizer's variables.
     """
 
     def __init__(
@@ -141,9 +145,11 @@ class Programs:
         variable_names: VariableNames = dict,
         visible: int | None = None,
         own_rows: OwnRows | None = None,
+        divides_variables: bool = False,
     ) -> None:
         self.function = function
         self._own_rows = own_rows
+        self._divides_variables = divides_variables
         self.fetches: list[TakenElement] = fetches_of(function)
         self._ranks = ranks
         self._new_exchanger = new_exchanger
@@ -300,12 +306,15 @@ class Programs:
         seconds["specialise"] = clock() - began
         began = clock()
         rows, placements = self._placements(inputs)
+        variables: VariableShards = {}
         if len(fetches) < len(self.fetches):
             rows, placements = None, [REPLICATE] * len(inputs)
-        placed = propagate(graph, placements, rows)
+        elif self._divides_variables and _trains(graph):
+            variables = candidates(graph, self._ranks.size)
+        placed = propagate(graph, placements, rows, variables)
         seconds["propagate"] = clock() - began
         alone = self._own_rows is not None and (
-            self.label.startswith(_OF_TAPES) or _trains(placed)
+            self.label.startswith(_OF_TAPES) or _trains(graph)
         )
         must_be_written = any(
             is_stateful_draw(node) or self._is_note(node) or is_in_order(node)
@@ -342,6 +351,9 @@ class Programs:
         for index, (placement, output) in enumerate(outputs):
             if isinstance(placement, Shard) and output.shape is not None:
                 program.parts[index] = RowPart(placement, output.shape)
+        for place, value in enumerate(graph.inputs):
+            if value in placed.variables:
+                program.variables[place] = placed.variables[value]
         return program
 
     def forget(self) -> list[RankProgram]:
@@ -388,15 +400,15 @@ class Programs:
                 return value.part.shard.rows
         arguments = inputs[: len(self.function.arguments)]
         named = [value for i, value in enumerate(arguments) if self._is_named(i)]
-        for candidates in (inputs[len(arguments) :], named, arguments):
-            rows = _most_rows(candidates, max(self._ranks.size, 2))
+        for chosen in (inputs[len(arguments) :], named, arguments):
+            rows = _most_rows(chosen, max(self._ranks.size, 2))
             if rows is not None:
                 return rows
         return None
 
 
-def _trains(placed: Placed) -> bool:
-    return any("gradient_tape/" in node.name for node in placed.graph.all_nodes())
+def _trains(graph: OpGraph) -> bool:
+    return any("gradient_tape/" in node.name for node in graph.all_nodes())
 
 
 def _names_of(graph: OpGraph) -> list[str]:

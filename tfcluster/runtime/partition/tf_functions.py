@@ -48,6 +48,11 @@ NAMES = (
         _PARTITION,
         *("set_handle_data", "get_handle_data"),
     ),
+    *names(
+        "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable.__init__",
+        _PARTITION,
+        "_handle",
+    ),
 )
 
 
@@ -227,6 +232,12 @@ def variable_spec(tensor: Tensor) -> tuple[Any, Any] | None:
     shape = tf.TensorShape(spec.shape)
     sizes = () if shape.rank is None else tuple(shape.as_list())
     return tf.as_dtype(spec.dtype), sizes
+
+
+def handle_of(variable: Any) -> Tensor:
+    """The handle of a variable, without a use of the variable."""
+    handle: Tensor | None = getattr(variable, "_handle", None)
+    return variable.handle if handle is None else handle
 
 
 def set_handle_data(tensor: Tensor, data: ProtocolBuffer) -> None:
