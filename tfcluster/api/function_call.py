@@ -23,7 +23,7 @@ from tfcluster.api.launching import IMPORTING, begin
 from tfcluster.api.run_handle import Run
 from tfcluster.base import plain_data
 from tfcluster.base.errors import ConfigError, Problem, ResourceError
-from tfcluster.launcher.tensorflow_detection import module_uses_tensorflow
+from tfcluster.launcher.job import module_uses_tensorflow
 from tfcluster.record.paths import ELSEWHERE, FOLDER_MODE, state_dir
 
 _CALLS = "calls"

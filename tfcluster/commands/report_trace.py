@@ -28,8 +28,7 @@ from tfcluster.trace.from_record import (
     launcher_items,
     task_items,
 )
-from tfcluster.trace.recorded import HostClock, host_clocks, recorded
-from tfcluster.trace.spans import Process, pieces
+from tfcluster.trace.spans import HostClock, Process, host_clocks, pieces, recorded
 
 _STDOUT = "-"
 _DRAWS = "matplotlib"

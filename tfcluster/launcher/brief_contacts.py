@@ -12,6 +12,7 @@ from tfcluster.launcher.agent_connection import (
     FAN_OUT,
     HEARTBEAT_S,
     AgentConnection,
+    ChannelReader,
     Closed,
     Opened,
     Received,
@@ -19,7 +20,6 @@ from tfcluster.launcher.agent_connection import (
     open_agent,
     open_all,
 )
-from tfcluster.launcher.channel_reader import ChannelReader
 from tfcluster.plan.model import Host
 from tfcluster.protocol.requests import Close, PingRequest, Request
 from tfcluster.schedulers.starting import Starter

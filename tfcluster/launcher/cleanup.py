@@ -8,8 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tfcluster.base.errors import TfclusterError
-from tfcluster.launcher.agent_connection import FAN_OUT, Closed, Received, open_agent
-from tfcluster.launcher.channel_reader import ChannelReader
+from tfcluster.launcher.agent_connection import (
+    FAN_OUT,
+    ChannelReader,
+    Closed,
+    Received,
+    open_agent,
+)
 from tfcluster.plan.model import Host
 from tfcluster.protocol.messages import Bye
 from tfcluster.protocol.requests import Close

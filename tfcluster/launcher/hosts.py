@@ -18,13 +18,13 @@ from tfcluster.launcher.agent_connection import (
     HEARTBEAT_S,
     LEASE_S,
     AgentConnection,
+    ChannelReader,
     Closed,
     Opened,
     Unopened,
     open_agent,
     open_all,
 )
-from tfcluster.launcher.channel_reader import ChannelReader
 from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_facts import HostFacts

@@ -25,8 +25,7 @@ from tfcluster.console.text import times
 from tfcluster.launcher.driver import Driver
 from tfcluster.launcher.interrupts import interrupts
 from tfcluster.launcher.job import CurrentJob, Item, Job, task_specs
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.live_run import Journal, LiveRun
 from tfcluster.launcher.preflight import (
     idle_hosts,
     require_commands,

@@ -15,11 +15,10 @@ from tfcluster import schedulers
 from tfcluster.base.states import RunState
 from tfcluster.base.task_id import TaskId
 from tfcluster.console.display import DEFAULT, Display, is_debugging, is_terminal
-from tfcluster.console.line_folding import LineFolding, Shown
+from tfcluster.console.line_folding import Echo, HasGpus, LineFolding, Shown
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure, outcome, where_logs_are
 from tfcluster.console.views.progress import live_text
-from tfcluster.launcher.echo import Echo, HasGpus
 from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.plan.host_patterns import fold
 from tfcluster.record.files import open_private

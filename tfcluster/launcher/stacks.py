@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.base.task_id import TaskId
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.live_run import Journal, LiveRun
 from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, blame
 from tfcluster.lifecycle.events import Stalled
 from tfcluster.protocol.requests import Request, StacksRequest

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import FORMAT_VERSION
-from tfcluster.plan.compose import Cluster, TaskSpec, address
+from tfcluster.plan.compose import Choice, Cluster, TaskSpec, address, chosen_transport
 from tfcluster.plan.model import Allocation, Description, Requirements, Secret
-from tfcluster.plan.transport_choice import Choice, chosen_transport
 from tfcluster.protocol.wire import WORKDIR
 
 if TYPE_CHECKING:

@@ -50,13 +50,13 @@ from tfcluster.schedulers.options import (
 )
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.sge import queue
-from tfcluster.schedulers.sge.qrsh import (
+from tfcluster.schedulers.sge.queue import (
+    find_program,
     meaning,
     qrsh_argv,
     shielded,
     start_process,
 )
-from tfcluster.schedulers.sge.queue import find_program
 from tfcluster.schedulers.starting import AgentChannel, Starter
 
 _SWEEP_S = 5.0

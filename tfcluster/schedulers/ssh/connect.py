@@ -19,8 +19,7 @@ from typing import Any
 
 from tfcluster.schedulers.ssh import errors
 from tfcluster.schedulers.ssh.errors import SshStage
-from tfcluster.schedulers.ssh.keys import Keys
-from tfcluster.schedulers.ssh.known_hosts import HostKey, listed_keys
+from tfcluster.schedulers.ssh.known_hosts import HostKey, Keys, listed_keys
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
 from tfcluster.schedulers.ssh.route import Route
 
