@@ -51,8 +51,6 @@ _Decorator = Callable[[Any], Any]
 
 
 def _all_of(*options: _Decorator) -> _Decorator:
-    """Several options as one decorator."""
-
     def command(function: Any) -> Any:
         for option in reversed(options):
             function = option(function)
@@ -205,7 +203,6 @@ class _Launch(click.Command):
 
 
 def _behind() -> int:
-    """The number of words that follow ``--``."""
     return int(click.get_current_context().meta.get(_BEHIND, 0))
 
 

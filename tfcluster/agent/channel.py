@@ -115,7 +115,6 @@ class Channel:
         return bool(self._buffer)
 
     def read(self) -> None:
-        """Read what has arrived."""
         try:
             data = os.read(self._in, _READ_BYTES)
         except BlockingIOError:

@@ -45,7 +45,7 @@ class Children:
 
     @property
     def expected(self) -> Collection[int]:
-        """The pids of the expected children that have not been reaped."""
+        """The pids of the expected children that were not reaped."""
         return self._on_end.keys()
 
     def expect(self, pid: int, on_end: OnEnd) -> None:

@@ -42,10 +42,9 @@ def decoded(line: bytes) -> str:
 
 
 class ConsoleLines:
-    """Lines of one stream of output.
+    """Lines of one stream of output. An unfinished line is never shown in two parts.
 
-    ``\\r`` ends a line, too, but such updates replace each other: one is shown per
-    interval. An unfinished line is held back, so that it is never shown in two parts.
+    ``\\r`` ends a line, too, but of such updates only one is shown per interval.
     """
 
     def __init__(
@@ -133,7 +132,6 @@ class Budget:
         self._then: float | None = None
 
     def room(self, now: float) -> int:
-        """How many lines may pass now."""
         passed_s = 0.0 if self._then is None else now - self._then
         self._then = now
         self._credit = min(self._per_s, self._credit + passed_s * self._per_s)
@@ -174,7 +172,6 @@ class ConsoleQueue:
         self._drops: Counter[Source] = Counter()
 
     def put(self, source: Source, lines: Sequence[str]) -> None:
-        """Queue lines, oldest first."""
         with self._lock:
             for line in lines:
                 self._append(source, line)

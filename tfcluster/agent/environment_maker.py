@@ -95,7 +95,6 @@ class _Maker:
         sys.stdout.flush()
 
     def make(self) -> None:
-        """Find or make the environment, and answer. Raises MakingFailed or OSError."""
         shown = self._run(
             " ".join(self._python),
             [*self._python, "-I", "-c", f"exec({_FACTS!r})"],
@@ -223,7 +222,6 @@ class _Maker:
 
 
 def _is_newer(pip: str | None) -> bool:
-    """Whether this pip can install into another interpreter's environment."""
     numbers = re.match(r"(\d+)\.(\d+)", pip or "")
     return numbers is not None and tuple(map(int, numbers.groups())) >= _PIP
 

@@ -29,8 +29,7 @@ _LAST_READS = 64
 class FrameSocket:
     """Our end of a socket on which another process of this host writes frames.
 
-    ``on_frame`` is called with each frame, and may raise WireError. ``on_garbage`` is
-    called once, with a cause, and ``on_end`` when the process has closed its end.
+    ``on_garbage`` is called once, with a cause; ``on_end`` when the other end closes.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class FrameSocket:
             self.socket.send(encode(frame))
 
     def finish(self) -> None:
-        """Read what has arrived, and close."""
         for _ in range(_LAST_READS):
             if not self.is_open or not self._read():
                 break
@@ -74,7 +72,6 @@ class FrameSocket:
             self.socket.close()
 
     def _read(self) -> bool:
-        """Read once; returns whether there was something."""
         try:
             data = self.socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -130,8 +127,7 @@ def listen() -> socket.socket:
 class Claims:
     """The claims of one attempt; processes connect to ``listener``.
 
-    ``say`` is called with every event of the process that holds the rank, ``complain``
-    with a cause when a process sends something invalid.
+    ``say`` gets the events of the process that holds the rank, ``complain`` a cause.
     """
 
     def __init__(
@@ -158,7 +154,6 @@ class Claims:
             self._holder.send(local.StacksMessage())
 
     def finish(self) -> None:
-        """Read what has arrived, and close."""
         if self._listener.fileno() >= 0:
             self._loop.unwatch(self._listener.fileno())
             while self._accept():
@@ -170,7 +165,6 @@ class Claims:
         self._holder = None
 
     def _accept(self) -> bool:
-        """Accept a connection; returns whether there was one."""
         try:
             end, _ = self._listener.accept()
         except OSError as error:

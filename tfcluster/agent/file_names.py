@@ -28,7 +28,6 @@ def raw(text: str) -> bytes:
 
 
 def local_name(text: str) -> str:
-    """A path in a frame, for functions of ``os``."""
     return os.fsdecode(raw(text))
 
 

@@ -49,7 +49,6 @@ class GpuUsage:
         self.latest: list[Gpu] = []
 
     def start(self) -> None:
-        """Start the thread, if there is a driver."""
         if self._thread is None and os.path.exists(self._driver):
             self._thread = threading.Thread(
                 target=self._watch, name="nvml", daemon=True
@@ -105,7 +104,6 @@ class _Nvml:
             raise OSError(f"{library} cannot be initialised")
 
     def read(self) -> list[Gpu] | None:
-        """The usage of every GPU; None if the driver no longer answers."""
         count = self._c.c_uint()
         if self._nvml.nvmlDeviceGetCount_v2(self._c.byref(count)) != 0:
             return None

@@ -33,8 +33,6 @@ _CLEAN = b"clean"
 
 
 class GuardSocket:
-    """The agent's end of the socket to the guard."""
-
     def __init__(self, end: socket.socket, guard: int) -> None:
         self.guard = guard
         """The guard's pid."""
@@ -86,7 +84,6 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
 def _become_agent(
     serve: Callable[[GuardSocket], int], guard_socket: GuardSocket
 ) -> None:
-    """Run ``serve`` and exit with what it returns."""
     code = EXIT_FAULT
     set_title("tfcluster: agent", "tfcluster-agent")
     try:
@@ -134,7 +131,6 @@ def _watch(agent: int, guard_socket: socket.socket) -> int:
 
 
 def leave_standard_streams() -> None:
-    """Make standard input and output those of /dev/null."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -142,7 +138,6 @@ def leave_standard_streams() -> None:
 
 
 def _wait_for(agent: int) -> int:
-    """Forward signals until the agent ends. Returns its wait status."""
     while (status := _reap(agent)) is None:
         # All of these stay blocked: a handler could run too late, after the guard has
         # begun to wait for its children.
@@ -154,7 +149,6 @@ def _wait_for(agent: int) -> int:
 
 
 def _reap(agent: int) -> int | None:
-    """Reap all ended children. Returns the agent's wait status if it was among them."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in (0, agent):

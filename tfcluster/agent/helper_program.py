@@ -17,8 +17,7 @@ from tfcluster.agent.spawn import SpawnedProgram, SpawnError, spawn
 class HelperProgram:
     """A child that is no task, such as a warm interpreter. Its output goes to a log.
 
-    ``on_end`` is called with its wait status, and afterwards ``on_output`` with its
-    last lines, once all of its output is in the log.
+    ``on_end`` gets its wait status, and then ``on_output`` its last lines.
     """
 
     def __init__(

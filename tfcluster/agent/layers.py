@@ -35,7 +35,6 @@ class LayerRemover:
     """Clears away the layers of a host when all of its ranks have ended."""
 
     def __init__(self, shared: RunServices, tasks: Collection[AgentTask]) -> None:
-        """``tasks`` always has all tasks that are not over."""
         self._shared = shared
         self._tasks = tasks
         self._running = 0
@@ -101,7 +100,6 @@ class LayerRemover:
 def _clear(
     folder: str, attempt: int, ranks: Collection[str], *, ended_well: bool
 ) -> str | None:
-    """Clear away, and return a sentence about what is kept, if anything is."""
     kept: list[str] = []
     ended = {f"{name}-{attempt}" for name in (*ranks, "order", "written")}
     names = [
@@ -136,7 +134,6 @@ def _clear(
 def _settle(
     files: str, under: str, saved: list[str], target: str, ended_well: bool
 ) -> Iterator[str]:
-    """Move the files that are to be kept; yield their paths."""
     for path in _files_in(files):
         real = os.path.join(under, os.path.relpath(path, files))
         if (
@@ -204,7 +201,6 @@ def _lines(path: str) -> list[str]:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder, some of whose folders may have no mode bits."""
     for where, names, _ in os.walk(folder):
         for name in names:
             with suppress(OSError):

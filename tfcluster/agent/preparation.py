@@ -101,8 +101,6 @@ _PROGRESS_S = 1.0
 
 @dataclass(eq=False)
 class _Step:
-    """A process that prepares the host, and the file with its answer."""
-
     name: str
     answer: int
     program: HelperProgram | None = None
@@ -159,7 +157,6 @@ class Preparation:
         return None
 
     def _make_environment(self, request: Prepare) -> None:
-        """Find or make the environment of these requirements."""
         spec = request.environment
         if spec is None:
             self._done()
@@ -174,14 +171,12 @@ class Preparation:
             self._show_progress(self._step)
 
     def _show_progress(self, step: _Step) -> None:
-        """Report what the maker says, or at least that it is still at work."""
         if step.running and not step.closed:
             self._shared.channel.send(messages.Making(None))
             self._relay(step)
             self._shared.loop.later(_PROGRESS_S, lambda: self._show_progress(step))
 
     def _relay(self, step: _Step) -> None:
-        """Report what the maker has said since the last call."""
         answer = _content(step.answer)
         end = answer.rfind(b"\n") + 1
         for line in answer[step.read_bytes : end].splitlines():

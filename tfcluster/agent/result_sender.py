@@ -70,7 +70,6 @@ class ResultSender:
                 self._returned[path] = digest
 
     def close(self) -> None:
-        """Send nothing more, and remember which results have been returned."""
         self._listing = iter(())
         self._drop()
         self._remember()
@@ -163,7 +162,6 @@ class _Reading:
         self._before = _stamp(fd)
 
     def answer(self) -> messages.Piece | messages.Complete:
-        """The next piece, or the end. Raises OSError."""
         left = self._size - self._offset
         if not left:
             now = _stamp(self._fd)
@@ -224,8 +222,7 @@ def _listed(
 def walk(root: bytes, patterns: Sequence[str]) -> Iterator[Batch]:
     """The files below ``root`` that match, a few at a time, in a fixed order.
 
-    Links to folders are not followed. An unreadable folder is among the results. Raises
-    OSError if ``root`` cannot be read.
+    Follows no links to folders. Raises OSError if ``root`` cannot be read.
     """
     folders = [b""]
     while folders:
@@ -276,11 +273,10 @@ def _row(root: bytes, path: str) -> Batch:
 
 
 def _open_below(root: bytes, path: str) -> int:
-    """Open a regular file below ``root``, whose own links are resolved.
+    """Open a regular file below ``root``, whose own links are resolved. Raises OSError.
 
     Links are followed as long as they stay below ``root``. Each folder is opened
-    separately and without following links, so that a link that is made in the meantime
-    leads nowhere. Raises OSError.
+    without following links: a link that is made in the meantime leads nowhere.
     """
     real = os.path.realpath(os.path.join(root, raw(path)))
     if not real.startswith(root.rstrip(b"/") + b"/"):

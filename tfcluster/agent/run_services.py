@@ -12,8 +12,6 @@ from tfcluster.protocol.messages import Note
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """What all tasks and programs of an agent have in common."""
-
     loop: Loop
     channel: Channel
     capture: OutputCapture

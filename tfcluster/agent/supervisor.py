@@ -80,8 +80,6 @@ def serve(guard_socket: GuardSocket) -> int:
 
 
 class Supervisor:
-    """One launcher, one run, one host."""
-
     def __init__(
         self,
         loop: Loop,
@@ -255,7 +253,6 @@ class Supervisor:
         return self._opened.grace_s if self._opened else 0.0
 
     def fault(self, cause: str) -> None:
-        """Report why we cannot continue, and stop everything."""
         self._channel.stop_reading()
         self._channel.send(messages.Fault(cause))
         self.close(self._grace_s, guard.EXIT_FAULT)
@@ -402,7 +399,6 @@ class AgentRun:
                 self._tasks.ask_stacks(names)
 
     def reap(self) -> None:
-        """Reap all children that have ended."""
         self._children.reap()
 
     def stop_all(self, grace_s: float) -> None:

@@ -24,7 +24,6 @@ AGENT = "TFCLUSTER_AGENT"
 
 
 def agent_mark(pid: int) -> str:
-    """The mark of an agent's processes: ``PID:START_TIME`` of the agent."""
     process = proc.read(pid)
     return f"{pid}:{process.start_time if process else 0}"
 
@@ -62,7 +61,6 @@ def belongings(
 
 
 def other_agents_remain(table: Table, run: str, agent: int) -> bool:
-    """Whether a live agent other than ``agent`` has processes of the run."""
     return any(
         supervised(_mark(process, run, proc.environ) or "", table, but=agent)
         for process in table.values()
@@ -114,7 +112,6 @@ def clear_away(run: str | None) -> None:
 
 
 def reap_children() -> None:
-    """Reap every child that has ended, without blocking."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -129,8 +126,8 @@ def kill_until_gone(
 ) -> None:
     """SIGKILL what ``find`` returns until it returns nothing, for at most ``SWEEP_S``.
 
-    ``done`` is called with all killed processes and with those that are still alive.
-    Killing is repeated because a process may fork between ``find`` and the signal.
+    A process may fork between ``find`` and the signal, so this is repeated. ``done``
+    gets all killed processes and those that are still alive.
     """
     deadline = loop.now() + SWEEP_S
     killed: dict[int, ProcessEntry] = {}

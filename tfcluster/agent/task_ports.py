@@ -65,13 +65,9 @@ class ListenerGroup:
 class RejectingListener:
     """Joins a group of ``count`` sockets, and lets only ``networks`` through to them.
 
-    Sockets of one user that listen on one port with SO_REUSEPORT form a group, from
-    which the kernel chooses one socket for each connection. A program in the kernel
-    sends the connections of strangers to our socket, and leaves the others to the
-    sockets that were there before. It needs neither privileges nor the cooperation of
-    the listening program.
-
-    Raises OSError if it cannot join, for example a group without SO_REUSEPORT.
+    The kernel chooses one of the sockets that listen on a port with SO_REUSEPORT for
+    each connection. A program in the kernel sends those of strangers to our socket.
+    This needs no privileges. Raises OSError if it cannot join the group.
     """
 
     def __init__(
@@ -156,7 +152,6 @@ class _Watch:
     """When the listeners last changed, by the loop's clock."""
 
     def open(self) -> None:
-        """Let strangers connect again."""
         for listener in self.rejecting:
             listener.close()
         self.rejecting.clear()
@@ -212,7 +207,6 @@ class TaskPorts:
         self._poll_in(_POLL_FAST_S)
 
     def _limit(self, watch: _Watch) -> None:
-        """Let only the networks of the request connect to the port."""
         if watch.task.request.peers:
             try:
                 watch.networks = peer_filter.parse(watch.task.request.peers)

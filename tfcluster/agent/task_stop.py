@@ -66,8 +66,7 @@ class Stopping:
     def ended(self, task: AgentTask) -> None:
         """End the processes that the task's reaped process left behind.
 
-        Helpers that notice its end by themselves get a moment to exit. Tasks that end
-        together share one snapshot.
+        Helpers that notice its end by themselves get a moment to exit.
         """
         if not self._ended:
             self._loop.post(self._look_behind)
@@ -108,8 +107,7 @@ class Stopping:
     def _warned(self, task: AgentTask, table: Table, grace_s: float) -> bool:
         """Send SIGUSR1 to the processes that handle it; False if there are none.
 
-        After half of the grace, those that handle SIGTERM get that, too: the other
-        handler may be there for something else than the end.
+        After half of the grace, those that handle SIGTERM get that, too.
         """
         if not self._send_to_handlers(self._members(task, table), signal.SIGUSR1):
             return False

@@ -124,7 +124,6 @@ class TaskTable:
         return task, Ends(write_end, theirs)
 
     def begun(self, task: AgentTask, pid: int) -> None:
-        """Note that the task's process exists, as a child of ours."""
         gone = ProcessEntry(pid, "", "Z", os.getpid(), pid, pid, 0)
         task.process = proc.read(pid) or gone
         self._usage.begin()
@@ -134,7 +133,6 @@ class TaskTable:
         self._shared.children.expect(pid, partial(self._ended, task))
 
     def failed(self, task: AgentTask, cause: str) -> None:
-        """Note that the task could not get a process."""
         task.reported = True
         task.events.finish()
         task.claims.finish()
@@ -142,7 +140,6 @@ class TaskTable:
         self._stopping.abandoned(task)
 
     def refuse(self, request: Start, cause: str) -> None:
-        """Report that a task is not started."""
         failed = messages.Failed(request.task, request.attempt, cause)
         self._shared.channel.send(failed)
 
@@ -264,7 +261,6 @@ class UsageReports:
         self._due = False
 
     def begin(self) -> None:
-        """Measure from now on, as long as any task runs."""
         if not self._due:
             self._due = True
             self._shared.loop.later(_FIRST_S, self._measure)
@@ -299,7 +295,6 @@ class UsageReports:
         )
 
     def _visible(self, task: AgentTask) -> str | None:
-        """The task's CUDA_VISIBLE_DEVICES; None if it is not set."""
         if _VISIBLE in task.request.env:
             return task.request.env[_VISIBLE]
         inherited = self._shared.base.get(_VISIBLE.encode())

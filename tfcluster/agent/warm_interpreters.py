@@ -99,7 +99,6 @@ class _Interpreter:
         return not self.over and self._socket.is_open
 
     def fork(self, task: AgentTask, ends: Ends) -> None:
-        """Fork a task once the imports are done. A failure is reported."""
         self._count += 1
         request = task.request
         env = self._tasks.changes(task)
@@ -171,7 +170,6 @@ class _Interpreter:
                 self._tasks.failed(self._answered(number), cause[:_CAUSE_CHARS])
 
     def _answered(self, number: int) -> AgentTask:
-        """The task of a request that has been answered."""
         if number not in self._asked:
             raise ProtocolError(f"answered request {number!r}, which was not made")
         return self._asked.pop(number).task
@@ -221,8 +219,6 @@ class _Interpreter:
 
 
 class WarmInterpreters:
-    """All warm interpreters of this host, by key."""
-
     def __init__(self, shared: RunServices, tasks: TaskTable) -> None:
         self._shared = shared
         self._tasks = tasks
@@ -242,7 +238,6 @@ class WarmInterpreters:
             self._interpreters[request.key] = interpreter
 
     def fork(self, request: Start) -> None:
-        """Fork a task once the imports are done. A failure is reported."""
         prepared = self._tasks.prepare(request)
         if prepared is None:
             return
@@ -256,7 +251,6 @@ class WarmInterpreters:
         self._tasks.failed(task, f"the warm interpreter {request.warm!r} {gone}")
 
     def close(self) -> None:
-        """End all interpreters; their tasks continue."""
         for interpreter in self._interpreters.values():
             interpreter.close()
 

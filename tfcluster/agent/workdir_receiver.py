@@ -44,8 +44,6 @@ class SyncError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What to do with which paths."""
-
     fetch: tuple[str, ...]
     delete: tuple[str, ...]
     conflicts: tuple[str, ...]
@@ -59,9 +57,8 @@ def merge(
 ) -> Merge:
     """Decide from the hashes of files what to do. Pure.
 
-    ``wanted`` has the files at the source, ``written`` those that we wrote, and
-    ``present`` those that are here now (None: no file), for all paths in the other two.
-    ``returned`` has the results that went from here to the source.
+    ``wanted`` has the files at the source, ``written`` those that we wrote, ``present``
+    those here now (None: no file), ``returned`` results that went to the source.
     """
     fetch, conflicts = [], []
     for path, digest in wanted.items():
@@ -102,7 +99,6 @@ class WorkdirReceiver:
             self._guarded(lambda: self._begin(folder))
 
     def came(self, part: requests.Part) -> None:
-        """Keep the next requested part, which has arrived."""
         transfer = self._transfer
         if transfer is None or self._over:
             return
@@ -227,7 +223,6 @@ class _Transfer:
             file.write(data)
 
     def _arrived(self, index: int) -> Path:
-        """Where a file is kept until all have arrived."""
         assert self._folder is not None  # there is something to take
         return self._folder / str(index)
 

@@ -47,8 +47,4 @@ def module_argv(
     options: Sequence[str] = (),
     root: str = PACKAGE_ROOT,
 ) -> tuple[str, ...]:
-    """The argv that runs ``module.main(args)`` of this package under ``python``.
-
-    ``python`` is a command whose last word is the interpreter.
-    """
     return (*python, *options, "-c", _LOAD, root, module, *args)

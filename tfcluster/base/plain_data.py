@@ -54,7 +54,6 @@ def packed(value: object, name: str) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """The value of ``packed``. Raises ValueError if the bytes are damaged."""
     return _decoded(io.BytesIO(data), "the value")
 
 
@@ -64,7 +63,6 @@ def check(value: object, name: str) -> None:
 
 
 def read(path: str) -> Any:
-    """The value in a file. Raises OSError, or ValueError if the file is damaged."""
     return _decoded(path, path)
 
 
@@ -157,7 +155,6 @@ def _key(key: object) -> str:
 
 
 def _named(kind: type) -> str:
-    """``a Sequential (keras.models)``, ``an object``."""
     article = "an" if kind.__name__[:1].lower() in "aeiou" else "a"
     home = "" if kind.__module__ == "builtins" else f" ({kind.__module__})"
     return f"{article} {kind.__name__}{home}"

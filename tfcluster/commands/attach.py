@@ -49,8 +49,6 @@ def _read(paths: RunPaths) -> RunView:
 
 
 class _Follower(RunWatch):
-    """Follows a run that has a launcher, or shows how it ended."""
-
     def run(self) -> int:
         self._notes = len(self._view.notes)
         try:

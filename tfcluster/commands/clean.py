@@ -122,7 +122,6 @@ def _clean_environments(
     *,
     dry_run: bool,
 ) -> None:
-    """Remove environments on this machine that no launch has used for this long."""
     for environment in environments_of(environ):
         home, unused_s = environment.home, now_s - environment.used_s
         if unused_s < age_s:
@@ -150,7 +149,6 @@ def _why_kept(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def _reported(total: _Total) -> Iterator[None]:
-    """Show an error instead of raising it, so that the next run gets its turn."""
     try:
         yield
     except TfclusterError as error:

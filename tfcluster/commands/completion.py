@@ -30,8 +30,6 @@ _LINE_COLUMNS = 60
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word that may be completed, and what zsh and fish show beside it."""
-
     text: str
     about: str = ""
 
@@ -92,7 +90,6 @@ def _keys_below(key: Key) -> Mapping[str, Key]:
 
 
 def _values(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The values that a JSON Schema lists."""
     for choice in schema.get("anyOf", ()):
         yield from _values(choice)
     yield from map(str, schema.get("enum", ()))

@@ -27,7 +27,6 @@ def load_file(
     name: str | None = None,
     arguments: Sequence[str] = (),
 ) -> Description:
-    """What a file describes. Raises ConfigError."""
     return described(
         config.load(
             path,

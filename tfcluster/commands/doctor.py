@@ -131,7 +131,6 @@ def doctor(
 
 
 def _preparing(description: Description) -> Callable[[Host], Prepare] | None:
-    """Makes the request that prepares a host as a launch does; None: none is needed."""
     if not description.prepares_hosts:
         return None
     # A folder that has not been copied yet does not exist on the hosts.
@@ -143,7 +142,6 @@ def _preparing(description: Description) -> Callable[[Host], Prepare] | None:
 
 
 def _scripts(prepared: PreparedLaunch) -> tuple[str, ...]:
-    """The scripts that tasks run, as given in their commands."""
     programs = {spec.arguments[1] for spec in prepared.specs if len(spec.arguments) > 1}
     return tuple(sorted(p for p in programs if p not in ("-m", "-c")))
 

@@ -257,7 +257,6 @@ def _bytes_of(outcomes: Mapping[str, TransferOutcome]) -> dict[str, dict[str, in
 
 
 def _hosts(plan: Mapping[str, Any], *, every: bool) -> list[str]:
-    """The hosts of all tasks, or only the host of rank 0, in the plan's order."""
     tasks = [task for task in plan.get("tasks") or () if isinstance(task, dict)]
     ranked = [task for task in tasks if task.get("rank") == 0]
     chosen = tasks if every else (ranked or tasks[:1])
@@ -335,7 +334,6 @@ def _handle(
     inboxes: Mapping[str, Inbox],
     errors: dict[str, TfclusterError | None],
 ) -> None:
-    """Pass an item on to the inbox of its host, or note whether its agent started."""
     if isinstance(item, Closed):
         inboxes[item.host].end(item.cause)
     elif isinstance(item, Received):

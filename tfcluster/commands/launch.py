@@ -33,8 +33,6 @@ _SHOWN_TASKS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """The options of ``launch`` and ``plan``."""
-
     verb: str = "launch"
     overrides: tuple[str, ...] = ()
     trace: bool = False
@@ -229,7 +227,6 @@ def _load(
 
 
 def _refuse_without_count(words: Sequence[str], options: LaunchOptions) -> None:
-    """Refuse options that replace a file, and a command without ``-n``."""
     before = words[: len(words) - options.behind] if options.behind else words
     looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
     command = f"tfcluster {options.verb}"
@@ -263,7 +260,6 @@ def _refuse_without_count(words: Sequence[str], options: LaunchOptions) -> None:
 
 
 def _refuse_file(words: Sequence[str], options: LaunchOptions) -> None:
-    """Refuse a cluster.yaml together with ``-n``, which takes a command."""
     path = Path(words[0])
     if path.suffix in (".yaml", ".yml") and path.is_file():
         problem = "is a cluster.yaml, but -n is for a command"

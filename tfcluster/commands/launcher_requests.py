@@ -34,8 +34,6 @@ _POLL_S = 0.05
 
 
 class LauncherRequest:
-    """A request that has been left for the launcher."""
-
     def __init__(self, paths: RunPaths, request: Command) -> None:
         self._paths = paths
         self._events = EventReader(paths.events)
@@ -44,7 +42,6 @@ class LauncherRequest:
         self._until_s = time.monotonic() + ASKED_S
 
     def wait(self) -> list[Event]:
-        """The events since the last call, after a short while."""
         time.sleep(_POLL_S)  # another process writes them
         return self._events.read()
 
@@ -59,7 +56,6 @@ class LauncherRequest:
             )
 
     def withdraw(self) -> None:
-        """Remove the request, if nobody has taken it."""
         withdraw(self._paths, self.number)
 
 
@@ -139,7 +135,6 @@ def _hosts(word: str, value: str, problems: list[Problem]) -> list[NewHost]:
 
 
 def _ask(paths: RunPaths, request: ResizeCommand) -> Event:
-    """The launcher's answer. Raises ContactLostError."""
     asked = LauncherRequest(paths, request)
     while True:
         for event in asked.wait():
@@ -198,7 +193,6 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
 
 
 def _collect(paths: RunPaths, tasks: list[str]) -> tuple[list[str], dict[str, Event]]:
-    """The tasks that were asked, in listing order, and the answers by task."""
     request = LauncherRequest(paths, StacksCommand(tuple(tasks)))
     until_s = 0.0
     asked: list[str] | None = None

@@ -27,7 +27,6 @@ _READ_RUNS = 200
 
 
 def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
-    """The current state of a run. Raises ConfigError if there is no such run."""
     return view_reader(run, environ)()
 
 
@@ -61,7 +60,6 @@ def other_runs(environ: Mapping[str, str]) -> list[RunView]:
 
 
 def all_runs_json(environ: Mapping[str, str]) -> documents.StatusOfAll:
-    """``status --json`` without a run: all runs, newest first."""
     now_s = time.time()
     views = [read_run(paths, now_s=now_s) for paths in runs(state_dir(environ))]
     return {"schema": FORMAT_VERSION, "runs": [view.to_json() for view in views]}

@@ -11,7 +11,6 @@ CLUSTER = "cluster"
 
 
 def names() -> list[str]:
-    """The names of all schemas that can be printed."""
     return [CLUSTER, *documents.FORMATS]
 
 

@@ -53,8 +53,8 @@ def stop(
 ) -> RunView:
     """Stop a run and wait until it is over; returns its final state.
 
-    ``now`` kills all tasks at once, and after ``patience_s`` the launcher itself.
-    Raises ContactLostError if the launcher cannot be reached or does not stop.
+    ``now`` kills all tasks at once, after ``patience_s`` the launcher, too. Raises
+    ContactLostError if the launcher cannot be reached or does not stop.
     """
     first = find(state_dir(environ), run)
     paths = latest(first)
@@ -128,7 +128,6 @@ def _read(paths: RunPaths) -> RunView:
 def _await(
     paths: RunPaths, reached: Callable[[RunView], bool], patience_s: float
 ) -> RunView:
-    """The state of the run once it is over, ``reached`` is true, or the time is up."""
     deadline = time.monotonic() + patience_s
     while True:
         view = _read(paths)

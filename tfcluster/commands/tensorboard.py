@@ -37,7 +37,6 @@ def tensorboard(
     logdir: str | None,
     port: int | None,
 ) -> int:
-    """Print the log folder and become TensorBoard. Raises TfclusterError."""
     paths = find(state_dir(environ), run)
     description = launched(paths)
     folder = Path(logdir).absolute() if logdir else None

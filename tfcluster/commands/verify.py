@@ -40,8 +40,6 @@ from tfcluster.verify.verdict import TrialFailure, Verdict, as_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """The options of ``verify``."""
-
     count: int | None = None
     ps: int = 0
     steps: int = 20
@@ -284,7 +282,6 @@ def _causes(
 
 
 def _printed(trial: Trial) -> list[str]:
-    """What the chief has printed."""
     try:
         return trial.log.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:

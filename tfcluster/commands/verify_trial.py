@@ -38,8 +38,6 @@ _LAUNCHER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What we know after a trial."""
-
     recorded: Recorded
     view: RunView
     complete: bool
@@ -124,7 +122,6 @@ def on_one_rank(description: Description) -> Description:
 
 
 def on_ranks(description: Description) -> Description:
-    """The ranks of the description and their servers, all on this machine."""
     tasks = {
         kind: replace(group, min=None)
         for kind, group in description.tasks.items()
@@ -138,7 +135,6 @@ def chief_of(description: Description) -> TaskId:
 
 
 def size_of(description: Description) -> int:
-    """The number of ranks."""
     groups = description.tasks
     return sum(groups[kind].count for kind in RANKED_TYPES if kind in groups)
 
@@ -209,7 +205,6 @@ def run_trial(
 
 
 def _await_launcher(paths: RunPaths) -> None:
-    """Wait until the launcher writes no more files, so that they can be removed."""
     lock = try_lock(paths.lock, patience_s=_LAUNCHER_S)
     if lock is not None:
         lock.release()

@@ -50,7 +50,6 @@ def split_command(text: str) -> list[str]:
 
 
 def _open_quote(text: str) -> int:
-    """The index of the quote that is not closed."""
     blank = _blanked(_QUOTED, text)
     places = [at for at in (blank.find("'"), blank.find('"')) if at >= 0]
     return min(places, default=len(text) - 1)

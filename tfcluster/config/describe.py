@@ -36,8 +36,6 @@ from tfcluster.plan.model import pattern_problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The context in which a configuration is read."""
-
     environ: Mapping[str, str]
     folder: Path
     """An absolute path, to which relative paths are relative."""
@@ -130,7 +128,6 @@ class Describer:
         return None if filled is None else (*filled, *self._setting.arguments)
 
     def _on_end(self) -> tuple[str, ...]:
-        """The argv; a program with a slash is relative to the file's folder."""
         words = self._words(("on_end",), self._cluster.on_end) or ()
         if not words or "/" not in words[0]:
             return words

@@ -27,7 +27,6 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_file(path: str, report: Report) -> str:
-    """The text of the file. Raises ConfigError if it is unusable."""
     mark = Mark(report.source)
 
     def opener(name: str, flags: int) -> int:

@@ -58,8 +58,6 @@ def parse(content: str, source: Mark, report: Report) -> Node | None:
 
 
 class _Builder:
-    """Makes the tree from the parser's events."""
-
     def __init__(
         self, content: str, source: Mark, report: Report, *, located: bool
     ) -> None:
@@ -146,7 +144,6 @@ class _Builder:
         return node
 
     def _items(self) -> Iterator[Node]:
-        """The nodes up to the end of the collection."""
         for event in self._events:
             if isinstance(event, yaml.CollectionEndEvent):
                 return
@@ -198,8 +195,6 @@ class _Explained(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A mark with the text before and after it; line and column count from 1."""
-
     line: int
     column: int
     before: str

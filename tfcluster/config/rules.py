@@ -283,7 +283,6 @@ def check_sections(description: Description, findings: Findings) -> None:
 
 
 def _note(mistake: Mistake, findings: Findings) -> None:
-    """Note a mistake at one of its places; the message has the other one."""
     message = mistake.message
     if mistake.other is not None:
         message += f" ({findings.mark(_path(mistake.other, findings))})"

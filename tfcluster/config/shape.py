@@ -192,10 +192,7 @@ def optional(kind: Kind, about: str) -> Any:
 
 
 def required(kind: Kind, about: str, default: Any = None) -> Any:
-    """A key that must be there; ``default`` replaces it if it is invalid or missing.
-
-    Without a default, the section is invalid, too.
-    """
+    """A key that must be there; without a ``default``, the section is invalid, too."""
     return Key(kind, about, default, required=True)
 
 
@@ -223,8 +220,6 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """The values of a section."""
-
     section: type[Section]
 
     def read(self, value: object, path: Path, mistakes: Mistakes) -> Any:
@@ -276,7 +271,6 @@ def read(
 
 
 def section_json(section: type[Section], shapes: Shapes) -> Json:
-    """The JSON Schema of a section; those below it go to ``shapes``."""
     needed = [name for name, key in section.keys.items() if key.required]
     return {
         "type": "object",

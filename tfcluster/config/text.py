@@ -14,7 +14,6 @@ MAX_PATH = 4096
 
 
 def cut(text: str, limit: int = 60) -> str:
-    """``text``, or its beginning with an ellipsis if it is too long."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -19,8 +19,6 @@ Keys: TypeAlias = tuple[str, ...]
 
 
 class Mark(NamedTuple):
-    """A place in a file (line and column count from 1), or a whole source (line 0)."""
-
     source: str
     line: int = 0
     column: int = 0
@@ -71,18 +69,15 @@ Node: TypeAlias = Scalar | Seq | Map
 
 
 def text(raw: str, mark: Mark) -> Scalar:
-    """A scalar that is text, even if YAML would read it as another type."""
     return Scalar(raw, mark)
 
 
 def mapping(mark: Mark, nodes: Mapping[str, Node]) -> Map:
-    """A mapping whose keys have the same place as the mapping."""
     entries = {key: Entry(text(key, mark), node) for key, node in nodes.items()}
     return Map(entries, mark)
 
 
 def at(root: Map, path: Keys) -> Node | None:
-    """The node at ``path``; None if there is none."""
     place = find(root, path)
     return None if place.rest else place.node
 
@@ -102,7 +97,6 @@ def put(root: Map, path: Keys, node: Node) -> Map:
 
 
 def without(root: Map, path: Keys) -> Map:
-    """``root`` without the node at ``path``."""
     *above, key = path
     holder = at(root, tuple(above))
     if not isinstance(holder, Map) or key not in holder.entries:
@@ -131,7 +125,6 @@ def value(node: Node, shared: dict[int, Any] | None = None) -> Any:
 
 
 def shown(node: Node) -> str:
-    """A node for a message: short, and on one line."""
     if isinstance(node, Map):
         return "a mapping"
     if isinstance(node, Seq):
@@ -153,7 +146,6 @@ class Lookup:
 
 
 def find(root: Node, path: Path) -> Lookup:
-    """The node at ``path``, or the deepest one on the way to it."""
     node, key, name = root, None, ""
     for depth, part in enumerate(path):
         if isinstance(node, Map) and isinstance(part, str) and part in node.entries:

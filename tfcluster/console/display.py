@@ -12,8 +12,6 @@ from tfcluster.base.vocabulary import TASK_TYPES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
-    """What the user has chosen."""
-
     quiet: bool = False
     """Show only warnings, errors and the result: no task output, no progress."""
     everything: bool = False
@@ -26,13 +24,11 @@ class Display:
     """Whether to use colours; None: on a terminal, unless NO_COLOR is set."""
 
     def shows(self, task: str) -> bool:
-        """Whether the output of this task is displayed."""
         if self.quiet:
             return False
         return not self.only or task in self.only or task.split(":")[0] in self.only
 
     def stamp(self, now_s: float) -> str:
-        """The beginning of a line: ``14:02:31.250 ``, or nothing."""
         if not self.timestamps:
             return ""
         clock = time.strftime("%H:%M:%S", time.localtime(now_s))
@@ -105,10 +101,6 @@ def style_of(
     tasks: Iterable[str] = (),
     colours: bool | None = None,
 ) -> Style:
-    """The style for a stream.
-
-    If ``colours`` is None, colours are used on a terminal unless NO_COLOR is set.
-    """
     if colours is None:
         colours = is_terminal(stream, environ) and not environ.get("NO_COLOR")
     return Style(colours=colours, width=max(map(len, tasks), default=0))

@@ -26,8 +26,6 @@ _WAITING = 1_000
 
 @dataclass(slots=True)
 class Shown:
-    """Lines to show now, from ``task`` and ``also`` other ranks."""
-
     task: str
     also: int
     lines: list[str]
@@ -105,7 +103,6 @@ def _place(rank: str) -> tuple[int, int]:
 
 
 def _joined(shown: Iterable[Shown]) -> list[Shown]:
-    """Join adjacent lines of the same ranks."""
     return [
         Shown(*ranks, [line for part in parts for line in part.lines])
         for ranks, parts in groupby(shown, key=lambda part: (part.task, part.also))

@@ -71,7 +71,6 @@ class Screen:
         self._logs.put_log(self._out, lines, render, skipped=skipped)
 
     def say(self, text: str) -> None:
-        """Show a message, which may contain text from hosts."""
         self._talk.put(self._err, sanitise(text) + "\n")
 
     def error(self, lines: Sequence[str]) -> None:
@@ -80,7 +79,6 @@ class Screen:
         self._talk.put(self._err, "\n".join(shown) + "\n")
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show lines of a view, which are already safe and may have colours."""
         if lines:
             self._talk.put(self._err, "\n".join(lines) + "\n")
 

@@ -228,8 +228,6 @@ class WriterThread:
 
 
 class _Painter:
-    """Keeps a few lines at the bottom of a terminal."""
-
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._drawn: tuple[str, ...] = ()

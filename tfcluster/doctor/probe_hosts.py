@@ -58,8 +58,6 @@ class ProbedRequirements:
 
 @dataclass(slots=True)
 class HostAnswers:
-    """What is known about one host."""
-
     host: Host
     error: str | None = None
     """Why there are no facts about it."""
@@ -81,7 +79,6 @@ class HostAnswers:
 def examine(
     hosts: Sequence[Host], starter: Starter, requirements: ProbedRequirements
 ) -> dict[str, HostAnswers]:
-    """Examine all hosts; returns host name -> report, in the order of ``hosts``."""
     return _Examination(hosts, starter, requirements).run()
 
 
@@ -141,7 +138,6 @@ class _Examination:
         return [report for report in self._reports.values() if report.error is None]
 
     def _until(self, done: Any, patience_s: float, complaint: str) -> None:
-        """Handle the queue until every host is done or has an error."""
         self._deadline = time.monotonic() + patience_s
         while missing := [r for r in self._well() if not done(r)]:
             item = self._contacts.next(self._deadline - time.monotonic())

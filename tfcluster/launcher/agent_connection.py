@@ -48,7 +48,6 @@ class ChannelReader:
         """Wakes the thread; None while there is none."""
 
     def watch(self, watch: Watch) -> None:
-        """Read from a descriptor until its end, in the reading thread."""
         with self._lock:
             self._new.append(watch)
             if self._wake is not None:
@@ -74,7 +73,6 @@ class ChannelReader:
         os.close(woken)
 
     def _watches_any(self, selector: selectors.BaseSelector) -> bool:
-        """Begin to watch what is new; returns False if nothing is watched any more."""
         with self._lock:
             for watch in self._new:
                 selector.register(watch.descriptor, selectors.EVENT_READ, watch)
@@ -112,8 +110,6 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The agent of ``host`` was started but has not sent anything yet."""
-
     host: str
     connection: AgentConnection
     resolved: tuple[str, ...] = ()
@@ -124,8 +120,6 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
-    """The agent of ``host`` could not be started."""
-
     host: str
     error: TfclusterError
     began_s: float
@@ -188,7 +182,6 @@ class AgentConnection:
         self._outbox.put(None)
 
     def kill(self) -> None:
-        """End the connection now."""
         self._channel.kill()
         self.close()
 
@@ -207,7 +200,6 @@ class AgentConnection:
         self._channel.close()
 
     def _read(self) -> bool:
-        """Handle what has arrived; returns False at the end."""
         try:
             if data := self._channel.read():
                 self._heard_s = time.monotonic()
@@ -246,7 +238,6 @@ class Reception:
         self._greeted = False
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that ``data`` completes. Raises WireError."""
         for line in self._lines.feed(data):
             if self._greeted:
                 yield messages.decode(parse(line))

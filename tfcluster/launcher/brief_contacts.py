@@ -75,7 +75,6 @@ class BriefContacts:
         self._contacts[host].send(request)
 
     def close(self) -> None:
-        """Have all agents exit, and wait at most CLOSING_S until they have."""
         for contact in self._contacts.values():
             contact.send(Close(0.0))
             contact.close()

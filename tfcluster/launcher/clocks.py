@@ -62,7 +62,6 @@ def certain_lead(there_s: float, asked_s: float, heard_s: float) -> float:
 
 
 def clock_warnings(leads_s: Mapping[str, float]) -> list[str]:
-    """One line for all hosts whose clocks are off by the same number of seconds."""
     by_error: dict[int, list[str]] = {}
     for host, lead_s in leads_s.items():
         if abs(lead_s) > CLOCK_S:

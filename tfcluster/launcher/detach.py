@@ -108,8 +108,6 @@ def _result(data: bytes) -> str:
 
 
 class _Relayed(ResourceError):
-    """The child's error, with its text and exit code."""
-
     def __init__(self, lines: list[str], code: ExitCode) -> None:
         super().__init__("\n".join(lines))
         self._lines = lines

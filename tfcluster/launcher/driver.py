@@ -59,8 +59,6 @@ _HOST_WORDS = {
 
 
 class Driver:
-    """Runs one job to its end."""
-
     def __init__(
         self,
         run: LiveRun,
@@ -128,7 +126,6 @@ class Driver:
         return self._finish
 
     def _run_once(self) -> None:
-        """Handle queued items, then everything that depends on the time."""
         self._wait()
         now = time.monotonic()
         # If the launcher itself was suspended, that time must not count as silence.
@@ -163,7 +160,6 @@ class Driver:
     # --- in -------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Handle the queue's items; wait at most a tick for the first one."""
         now = time.monotonic()
         soonest = min(self._deadlines.values(), default=now + TICK_S)
         try:
@@ -220,7 +216,6 @@ class Driver:
             self._journal.event("clock", host=host, **as_dict(measured))
 
     def _making(self, host: str, text: str | None) -> None:
-        """Record that a host makes an environment, which may take longest of all."""
         if START in self._deadlines:
             later = time.monotonic() + self._job.description.start_timeout_s
             self._deadlines[START] = later
@@ -237,7 +232,6 @@ class Driver:
         self._perform(due)
 
     def _note_host(self, event: events.HostEvent) -> None:
-        """Record what has become of a host, for those who expect something of it."""
         host, cause = event.host, getattr(event, "cause", None)
         word = _HOST_WORDS[type(event)]
         self._journal.event("host", host=host, state=word, cause=cause)
@@ -255,7 +249,6 @@ class Driver:
             self._feed(events.Expired(name))
 
     def _running(self) -> dict[TaskId, str]:
-        """The running tasks and their hosts."""
         tasks = self._state.tasks
         return {
             task: host
@@ -280,7 +273,6 @@ class Driver:
     def _resize(
         self, number: str | None, request: commands.ResizeCommand
     ) -> list[events.Event]:
-        """Take a request to resize; returns the events for its new hosts."""
         state = self._state
         alive = [h for h, word in state.hosts.items() if word is HostState.READY]
         trains = state.phase is Phase.TRAINING and state.started and not state.success

@@ -90,7 +90,6 @@ class HostFacts:
         return compact(addresses)
 
     def _machines(self) -> dict[str, str]:
-        """Host names that share a machine -> the first name of that machine."""
         names: dict[tuple[str, ...], list[str]] = {}
         for name, facts in self._items():
             if machine := _machine_of(facts.hello):
@@ -98,7 +97,6 @@ class HostFacts:
         return {name: same[0] for same in names.values() if same[1:] for name in same}
 
     def shares_files(self, host: str) -> bool:
-        """Whether logs that are written on a host are visible here."""
         facts = self._facts.get(host)
         return facts is None or facts.hello.shared is not False
 

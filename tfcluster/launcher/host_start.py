@@ -61,15 +61,11 @@ class Connecting:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The agent was started, but has not said anything yet."""
-
     needs: Needs
 
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The agent prepares the host."""
-
     needs: Needs
     stage: StartStage = StartStage.AGENT
     ports: tuple[int, ...] | None = None
@@ -103,8 +99,6 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The agent has ended, or contact with it has."""
-
     ports: tuple[int, ...] = ()
     """The ports of its tasks, whose addresses other tasks may still have."""
 
@@ -136,8 +130,6 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class NotConnected:
-    """The agent could not be started."""
-
     cause: str
     exit_code: ExitCode = ExitCode.START
 
@@ -159,8 +151,6 @@ class PortsHeld:
 
 @dataclass(frozen=True, slots=True)
 class ImportsBegun:
-    """The answer to ``Begin(IMPORT)``: these warm interpreters import now."""
-
     keys: frozenset[str]
 
 
@@ -185,15 +175,11 @@ class NotImported:
 
 @dataclass(frozen=True, slots=True)
 class PortsWanted:
-    """The tasks of the planned job need this number of ports."""
-
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndWanted:
-    """The host is no longer needed; its tasks get ``grace_s``."""
-
     grace_s: float
 
 

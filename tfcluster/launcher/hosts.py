@@ -185,13 +185,11 @@ class Hosts:
     # --- out ------------------------------------------------------------------------
 
     def send(self, host: str, request: requests.Request) -> None:
-        """Queue a request for a host; does nothing if we have no contact with it."""
         connection = self._contacts[host].connection
         if connection is not None:
             connection.send(request)
 
     def ping(self) -> None:
-        """Send all hosts a heartbeat if one is due."""
         now_s = time.monotonic()
         if now_s - self._pinged_s < HEARTBEAT_S:
             return
@@ -272,7 +270,6 @@ class Hosts:
             self._set_up(contact.host)
 
     def _note_import(self, host: Host) -> None:
-        """Record that the host's tasks wait for TensorFlow to be imported."""
         self._note(host.name, StartStage.IMPORT)
         phase = "importing tensorflow"
         for spec in self._job.on_host(host):
@@ -281,7 +278,6 @@ class Hosts:
                 self._run.journal.event("task", task=task, attempt=0, phase=phase)
 
     def _note(self, host: str, stage: StartStage, began_s: float | None = None) -> None:
-        """Record that a stage began, by default now."""
         journal = self._run.journal
         journal.event("stage", host=host, stage=stage.value, began=began_s)
 
@@ -453,7 +449,6 @@ class Hosts:
         return self.facts.located(hosts, alone=self._is_alone)
 
     def peers(self) -> tuple[str, ...]:
-        """The networks that the hosts are in, as in ``peer_filter``."""
         return self.facts.peers(alone=self._is_alone)
 
     def ports(self) -> dict[TaskId, int]:
@@ -461,7 +456,6 @@ class Hosts:
         return {task: held[0] for task, held in self._held().items()}
 
     def parameter_ports(self) -> dict[TaskId, int]:
-        """The second port of each ps that has one."""
         return {task: held[1] for task, held in self._held().items() if held[1:]}
 
     def _held(self) -> dict[TaskId, list[int]]:
@@ -483,7 +477,6 @@ def _count_ports(job: Job, host: Host) -> int:
 
 
 def _shortage(held: messages.Held, job: Job) -> str:
-    """Why a host holds too few ports, with what the user can do."""
     cause = held.cause or "too few ports are free"
     if job.description.ports is None:
         return cause

@@ -72,11 +72,9 @@ class Job:
     """Host -> the interpreter there, if the host's preparation has changed it."""
 
     def on_host(self, host: Host) -> tuple[TaskSpec, ...]:
-        """The tasks of a host, in listing order."""
         return tuple(s for s in self.specs.values() if s.place.host.name == host.name)
 
     def with_python(self, host: str, python: Interpreter) -> Job:
-        """The same job with this interpreter for a leading ``python`` on a host."""
         specs = {
             task: replace(spec, place=_prepared(spec.place, python))
             if spec.place.host.name == host
@@ -86,7 +84,6 @@ class Job:
         return replace(self, specs=specs, pythons={**self.pythons, host: python})
 
     def _at(self, description: Description, places: Sequence[Place]) -> Job:
-        """The job of this description with its tasks at these places."""
         prepared = [_prepared(p, self.pythons.get(p.host.name)) for p in places]
         specs = place_specs(description.runtime, self.specs.values(), prepared)
         by_task = {spec.task: spec for spec in specs}
@@ -176,7 +173,6 @@ class Job:
         return self._placed_anew(*place_again(self.description, places, hosts))
 
     def _placed_anew(self, description: Description, places: Sequence[Place]) -> Job:
-        """The job with other places; tasks that have none are left out."""
         changed = self._at(description, places)
         everything = {**self.left_out, **self.specs}
         left_out = {t: s for t, s in everything.items() if t not in changed.specs}
@@ -241,7 +237,6 @@ class Job:
 
 
 def _prepared(place: Place, python: Interpreter | None) -> Place:
-    """The place with this interpreter for tasks; None: that of the host."""
     return replace(place, host=replace(place.host, prepared_python=python))
 
 
@@ -300,13 +295,11 @@ class CurrentJob:
         self._note_owners()
 
     def adopt(self, job: Job) -> None:
-        """Continue with this job, whose tasks may be on other hosts."""
         self.job = self.planned = job
         self.plan = job.plan()
         self._note_owners()
 
     def set_python(self, host: str, python: Interpreter) -> None:
-        """Note that the preparation of a host has changed its interpreter."""
         same = self.planned is self.job
         self.job = self.job.with_python(host, python)
         self.planned = self.job if same else self.planned.with_python(host, python)
@@ -342,10 +335,6 @@ def uses_tensorflow(program: Program, workdir: Path) -> bool:
 
 
 def module_uses_tensorflow(file: Path) -> bool:
-    """Whether a module, or one beside it that it imports, mentions TensorFlow or Keras.
-
-    Also True for a file that cannot be read.
-    """
     return _mentions(file, _MENTION_IN_MODULE)
 
 

@@ -18,8 +18,6 @@ from tfcluster.record.run_status import RunView
 
 
 class Journal:
-    """Passes every event to the record and to a ``Replay``, as ``status`` uses it."""
-
     def __init__(
         self, writer: Writer, metrics: MetricsWriter, plan: Mapping[str, Any]
     ) -> None:
@@ -59,8 +57,6 @@ class Journal:
 
 
 class LiveRun:
-    """A run from its beginning to its end."""
-
     def __init__(
         self, current: CurrentJob, journal: Journal, show: RunOutput, paths: RunPaths
     ) -> None:
@@ -79,6 +75,5 @@ class LiveRun:
         return self.current.plan
 
     def say(self, text: str) -> None:
-        """Show and record a message to the user."""
         self.journal.event("note", text=text)
         self.show.say(text)

@@ -40,8 +40,7 @@ def command_warnings(
 ) -> Iterator[str]:
     """What a launch would find missing, as far as this machine can tell.
 
-    ``programs``: also check programs, because this machine runs them. We do not know
-    which programs other hosts have.
+    ``programs``: also check programs, because this machine runs them.
     """
     for spec in _different(specs):
         if not programs and not Path(spec.cwd).is_dir():

@@ -40,8 +40,7 @@ def prepare_request(
 ) -> Prepare:
     """The request; ``cwd`` is the working directory on the host.
 
-    ``digest`` identifies the requirements, see ``requirements_digest``; None: there are
-    none.
+    ``digest`` is of the requirements, if there are any (see ``requirements_digest``).
     """
     setup = description.setup
     return Prepare(
@@ -103,8 +102,7 @@ def warm_requests(
 ) -> list[Warm]:
     """The requests to start the warm interpreters that the tasks of a host need.
 
-    ``package`` is the folder of this package there. ``cwd`` returns the working
-    directory on a host for a planned one.
+    ``package`` is the folder of this package there; ``cwd`` maps a planned folder.
     """
     return [
         Warm(

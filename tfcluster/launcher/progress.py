@@ -77,7 +77,6 @@ class Progress:
         self._tasks[task] = _TaskProgress(since=now, reports=reports, attempt=attempt)
 
     def ended(self, task: TaskId) -> None:
-        """Expect no more steps of a task; its last report is kept."""
         if task in self._tasks:
             self._tasks[task].reports = False
 
@@ -87,7 +86,6 @@ class Progress:
         return entry is not None and entry.reports
 
     def step(self, task: TaskId, report: Mapping[str, Any], now: float) -> None:
-        """Note a ``step`` event of a task."""
         entry = self._tasks.get(task)
         if entry is None:
             return
@@ -110,12 +108,10 @@ class Progress:
             entry.latest = {**entry.latest, "metrics": dict(values)}
 
     def last_step(self, task: TaskId) -> int | None:
-        """The number of steps that a task has reported."""
         entry = self._tasks.get(task)
         return None if entry is None else entry.latest.get("step")
 
     def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
-        """Note a ``serving`` event of a ps, which does not make steps itself."""
         if (entry := self._tasks.get(task)) is not None:
             values = {key: report[key] for key in _SERVING if _number(report.get(key))}
             entry.latest = {**entry.latest, "serving": values}
@@ -165,7 +161,6 @@ class Progress:
         }
 
     def attempts(self) -> dict[str, int]:
-        """The current attempt of each task."""
         return {str(task): entry.attempt for task, entry in self._tasks.items()}
 
 
@@ -184,7 +179,6 @@ def _computes(entry: _TaskProgress, now: float) -> bool:
 
 
 def _gpu(gpu: Gpu) -> dict[str, float]:
-    """What is known of a GPU, for the record."""
     values = {key: value for key, value in vars(gpu).items() if value is not None}
     return {key: values[key] for key in values if key != "uuid"}
 
@@ -238,7 +232,6 @@ def blame(
 def _stack_of(
     culprits: Iterable[TaskId], answers: Mapping[TaskId, Answer]
 ) -> tuple[str, ...]:
-    """The stack of the first culprit that answered, headed by its name."""
     for task in culprits:
         if task in answers:
             lines = answers[task].stack.splitlines()[-STACK_LINES:]

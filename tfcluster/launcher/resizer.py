@@ -84,7 +84,6 @@ def plan_resize(
 
 
 def _never(job: Job) -> Iterator[str]:
-    """Why this run cannot be resized at all."""
     strategy = job.description.runtime.strategy
     if strategy in _WITH_SERVERS or "ps" in job.description.tasks:
         yield f"a run with parameter servers cannot be resized (strategy {strategy})"
@@ -259,7 +258,6 @@ class Resizer:
         return [*let_go, resize] if resize else [*let_go]
 
     def failed(self, host: str, cause: str) -> None:
-        """Give up if a new host cannot be prepared, or is lost."""
         if self._pending is not None and host in self._pending.wanted.new:
             self._give_up(f"{host}: {cause}")
 
@@ -312,7 +310,6 @@ class Resizer:
         return after
 
     def done(self) -> None:
-        """Note that the tasks start again with the new plan."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -363,7 +360,6 @@ class Resizer:
                 probe(self._starter, absent.host, self._post)
 
     def answered(self, item: Answered, now_s: float) -> commands.ResizeCommand | None:
-        """A request that adds the host again, if it has answered."""
         absent = self._absent.get(item.host)
         if absent is None:
             return None

@@ -82,11 +82,9 @@ class ResultFolder:
         return None
 
     def path(self, remote: Result) -> str:
-        """Where the file goes, relative to the workdir."""
         return self._below + remote.path
 
     def partial(self, remote: Result) -> PartialFile:
-        """A file for what arrives. Raises PlacementError or OSError."""
         path = self.path(remote)
         target = self._root / local_path(path)
         # A file, a dangling link or a link to elsewhere may be where a folder must be.
@@ -113,7 +111,6 @@ class ResultFolder:
         return None
 
     def _status(self, remote: Result) -> os.stat_result | None:
-        """The status of the file here; None if there is none."""
         try:
             return (self._root / local_path(self.path(remote))).lstat()
         except FileNotFoundError:
@@ -176,7 +173,6 @@ class PartialFile:
             )
 
     def write(self, data: bytes) -> None:
-        """Append. Raises OSError."""
         self.hash.update(data)
         view = memoryview(data)
         while view:

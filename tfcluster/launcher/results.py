@@ -49,8 +49,6 @@ _POLL_S = 0.02
 
 @dataclass(slots=True)
 class HostFetch:
-    """One fetch, from some hosts."""
-
     number: str | None
     """The number of the request; None: the fetch at the end of the run."""
     outcomes: Mapping[str, TransferOutcome]
@@ -90,7 +88,6 @@ class ResultsFetcher:
         return True
 
     def lost(self, host: str, cause: str) -> None:
-        """Note that we have lost contact with a host."""
         self._inboxes[host].end(cause)
 
     def begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
@@ -142,7 +139,6 @@ class ResultsFetcher:
             self._record(TransferOutcome(host, cause=not_now, over=True), None)
 
     def leave(self, why: str) -> None:
-        """End all fetches soon."""
         for fetch in self._fetches:
             fetch.stop = fetch.stop or why
 
@@ -156,7 +152,6 @@ class ResultsFetcher:
         return tuple(p for p in patterns if not pattern_problem(p)), every
 
     def _chosen_hosts(self, *, every: bool) -> list[str]:
-        """All hosts of the run, or only the host of the chief, which has rank 0."""
         everywhere = {**self._job.left_out, **self._job.specs}
         hosts = dict.fromkeys(spec.place.host.name for spec in everywhere.values())
         if every:
@@ -193,7 +188,6 @@ class ResultsFetcher:
         return any(fetch is self._final for fetch in ended)
 
     def close(self) -> None:
-        """End all fetches, and record what they have achieved by then."""
         self.leave("the run has ended")
         until, pause = time.monotonic() + CLOSE_S, threading.Event()
         while self._fetches and time.monotonic() < until:
@@ -254,7 +248,6 @@ def progress_of(fetch: HostFetch) -> dict[str, dict[str, int]]:
 def event_fields(
     outcome: TransferOutcome, number: str | None, folder: str
 ) -> dict[str, Any]:
-    """The keys of the event ``results``; ``folder`` is the workdir here."""
     state = "fetched" if outcome.well else "incomplete"
     return {
         "request": number,

@@ -94,7 +94,6 @@ def run_end_command(
 def _wait(
     process: subprocess.Popen[bytes], limit_s: float, is_interrupted: Callable[[], bool]
 ) -> int | None:
-    """The command's exit code; None if it had to be ended."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until and not is_interrupted():
         with contextlib.suppress(subprocess.TimeoutExpired):

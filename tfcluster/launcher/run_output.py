@@ -32,8 +32,6 @@ _ROOT_WARNED = "root-warned"
 
 
 class RunOutput:
-    """Output for the user; never delays the run."""
-
     def __init__(
         self,
         screen: Screen,
@@ -69,7 +67,6 @@ class RunOutput:
         return cls(screen, environ, display, tasks, lambda t: _has_gpus(current.job, t))
 
     def begin(self, job: Job) -> None:
-        """Show the run id, and warn root, once for all runs."""
         if not self._display.quiet:
             self._screen.say(f"run {job.run}")
         if os.geteuid() == 0 and _is_first(state_dir(self._environ) / _ROOT_WARNED):
@@ -137,7 +134,6 @@ class RunOutput:
         self._screen.live(f"{text}, {rest}" if rest else text)
 
     def end(self, view: RunView) -> None:
-        """Show the table of tasks, any first failure, and where the logs are."""
         self._put(self._folding.rest())
         self._screen.live(None)
         self._screen.show(outcome(view, self._screen.style))

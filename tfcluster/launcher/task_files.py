@@ -24,10 +24,7 @@ _KEPT = ("first", "last", "base_us", "names", "events")
 
 
 class _TaskFiles:
-    """One file per task, written by a thread that starts with the first data."""
-
     def __init__(self, path: Callable[[TaskId], Path]) -> None:
-        """``path`` returns a task's file."""
         self._path = path
         self._queue: SimpleQueue[tuple[TaskId, bytes] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -84,16 +81,12 @@ class _TaskFiles:
 
 
 class LogCopies(_TaskFiles):
-    """Copies of logs from hosts whose files we cannot see, from the lines they send.
-
-    The complete log stays where the task ran; a copy says where lines are missing.
-    """
+    """Copies of logs from hosts whose files we cannot see, from the lines they send."""
 
     def __init__(self, paths: RunPaths) -> None:
         super().__init__(paths.log)
 
     def add(self, task: TaskId, lines: Sequence[str], *, skipped: int, at: str) -> None:
-        """Queue lines; never blocks. ``skipped`` earlier lines are only on ``at``."""
         text = "".join(f"{line}\n" for line in lines)
         if skipped:
             log = self._path(task)
@@ -104,8 +97,7 @@ class LogCopies(_TaskFiles):
 class TraceFiles(_TaskFiles):
     """The tasks' own trace events, in files of whole lines.
 
-    When a task's file has ``limit_bytes``, it becomes the older one of two files, so
-    that the newest events are kept.
+    A file of ``limit_bytes`` becomes the older of two: the newest events are kept.
     """
 
     def __init__(self, paths: RunPaths, limit_bytes: int = TRACE_BYTES) -> None:
@@ -116,7 +108,6 @@ class TraceFiles(_TaskFiles):
     def add(
         self, task: TaskId, attempt: int, host: str, batch: Mapping[str, Any]
     ) -> None:
-        """Queue a batch that a task has sent, which may be anything; never blocks."""
         kept = {key: batch[key] for key in _KEPT if key in batch}
         line = {"attempt": attempt, "host": host, **kept}
         self._put(task, json.dumps(line, separators=(",", ":")).encode() + b"\n")

@@ -54,7 +54,6 @@ class TaskMessages:
         self._ends = EndOrder()
 
     def facts(self, task: TaskId, attempt: int) -> dict[str, Any]:
-        """Facts about an attempt for the record, such as host and pid."""
         return self._facts.get((task, attempt), {})
 
     def received(
@@ -142,7 +141,6 @@ class TaskMessages:
     def _event(
         self, host: str, key: tuple[TaskId, int], event: Mapping[str, Any], now: float
     ) -> None:
-        """Handle an event from the task itself, which may send anything."""
         kind = event.get("type")
         if kind not in _UNLIMITED and not self._may_say_more(key):
             return

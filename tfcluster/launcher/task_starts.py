@@ -24,10 +24,7 @@ from tfcluster.record.files import replace_json
 
 
 class TaskStarts:
-    """Starts the tasks of the current job."""
-
     def __init__(self, run: LiveRun, hosts: Hosts, cold: Container[TaskId]) -> None:
-        """``cold``: the tasks whose program needs a fresh interpreter."""
         self._run = run
         self._hosts = hosts
         self._cold = cold
@@ -49,7 +46,6 @@ class TaskStarts:
         return address(spec.place, self._ports.get(task)) if spec.needs_port else None
 
     def located(self, job: Job) -> Job:
-        """The job with what its hosts have reported. Raises StartError."""
         return job.located(self._hosts.located(job.allocation.hosts))
 
     def replanned(self, *, new_hosts: bool) -> None:
@@ -107,7 +103,6 @@ class TaskStarts:
         return events
 
     def _record_plan(self, cluster: Cluster) -> None:
-        """Record the plan with the tasks' ports."""
         job = self._job
         document = plan_document(
             job.description,
@@ -129,7 +124,6 @@ class TaskStarts:
         self._run.show.places(self._job, apart, self._hosts.files.copies())
 
     def _request(self, spec: TaskSpec, attempt: int, facts: _StartFacts) -> Start:
-        """The request to start an attempt, with the paths on its host."""
         job, hosts, task = self._job, self._hosts, spec.task
         host = spec.place.host.name
         package = hosts.facts.package(host)
@@ -164,8 +158,6 @@ class TaskStarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StartFacts:
-    """What is known of all tasks once their hosts are ready."""
-
     cluster: Cluster
     parameter_ports: Mapping[TaskId, int]
     """The second port of each ps that has one."""

@@ -30,8 +30,6 @@ _WITNESSES = 4
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a folder at the time of the listing."""
-
     root: Path
     folder: str
     """The destination on each host."""
@@ -170,7 +168,6 @@ class WorkdirSender:
         self._cwd: dict[str, str] = {}
 
     def begin(self, host: str) -> None:
-        """Send a host the list; the host then asks for the files that it lacks."""
         if self._files is not None:
             for request in self._files.sync_requests():
                 self._send(host, request)
@@ -186,7 +183,6 @@ class WorkdirSender:
             raise ProtocolError(f"these parts do not exist: {wanted.parts}") from error
 
     def synced(self, host: str, synced: Synced) -> None:
-        """Note that a host has all files, and where."""
         self._cwd[host] = synced.cwd
 
     def cwd(self, host: str, planned: str) -> str:

@@ -10,16 +10,12 @@ from tfcluster.base.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class StartTasks:
-    """Compose and start these tasks, each in its current attempt."""
-
     tasks: tuple[TaskId, ...]
     attempts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Make a plan for the remaining ``hosts``; answer with ``Replanned``."""
-
     hosts: frozenset[str]
 
 
@@ -36,7 +32,7 @@ class StopTasks:
 class FetchResults:
     """Fetch files from these hosts; answer with ``ResultsFetched``.
 
-    With ``not_now``, fetch nothing, note this reason, and do not answer.
+    With ``not_now``, only note this reason, and do not answer.
     """
 
     hosts: tuple[str, ...]
@@ -52,8 +48,6 @@ class LeaveResults:
 
 @dataclass(frozen=True, slots=True)
 class CloseHosts:
-    """Have these hosts' agents stop what is left, sweep and exit."""
-
     hosts: tuple[str, ...]
     grace_s: float
 
@@ -95,8 +89,6 @@ class SetRunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTaskState:
-    """A task's state changed; for the record."""
-
     task: TaskId
     attempt: int
     state: TaskState
@@ -124,8 +116,6 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Nothing is left to do. ``exit_code`` is what the launcher exits with."""
-
     state: RunState
     exit_code: int
 

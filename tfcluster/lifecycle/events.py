@@ -18,8 +18,6 @@ class HostReady:
 
 @dataclass(frozen=True, slots=True)
 class HostFailed:
-    """The host could not be prepared."""
-
     host: str
     cause: str
     exit_code: ExitCode = ExitCode.START
@@ -45,8 +43,6 @@ class AgentAskedToStop:
 
 @dataclass(frozen=True, slots=True)
 class HostClosed:
-    """The host's agent stopped everything and exited."""
-
     host: str
 
 
@@ -92,8 +88,6 @@ class TaskSettled:
 
 @dataclass(frozen=True, slots=True)
 class TaskUnstartable:
-    """The task could not be started, or something else has its port."""
-
     task: TaskId
     attempt: int
     cause: str
@@ -144,16 +138,12 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class LauncherFault:
-    """The launcher itself cannot continue."""
-
     cause: str
     exit_code: ExitCode = ExitCode.RESOURCES
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A deadline set by ``SetDeadline`` has passed."""
-
     deadline: str
 
 

@@ -172,7 +172,6 @@ def _leave(turn: Turn) -> None:
 
 
 def _give_up(turn: Turn) -> None:
-    """Give every task a final state; the fate of tasks that ran is unknown."""
     for task, status in turn.state.tasks.items():
         if not status.state.final:
             word = TaskState.LOST if alive(status) else TaskState.STOPPED

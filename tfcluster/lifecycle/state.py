@@ -46,7 +46,6 @@ class Plan:
     """A restart may leave out hosts if this many training tasks remain; None: never."""
 
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that have a task, each once."""
         return tuple(dict.fromkeys(self.tasks.values()))
 
     listeners: frozenset[TaskId] = frozenset()

@@ -99,7 +99,6 @@ def begin(plan: Plan, earlier: Sequence[float] = ()) -> Result:
 
 
 def step(state: State, event: events.Event) -> Result:
-    """The state after ``event``, and the actions to perform, in order."""
     if state.phase is Phase.OVER:
         return state, []
     turn = Turn(state)
@@ -158,7 +157,6 @@ def _handle_task(
     event: events.TaskEvent,
     status: TaskStatus,
 ) -> None:
-    """Handle an event of a task's current attempt."""
     tasks, task = turn.state.tasks, event.task
     match event:
         case events.TaskStarted():

@@ -41,8 +41,6 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskGroup:
-    """All tasks of one type."""
-
     count: int = 1
     gpus: int | None = None
     """GPUs per task; None: an even share of its host's GPUs."""
@@ -127,7 +125,6 @@ class Host:
 
     @property
     def task_python(self) -> Interpreter | None:
-        """The host's interpreter for tasks; None: the Description's interpreter."""
         return self.prepared_python or self.python
 
     @property
@@ -136,7 +133,6 @@ class Host:
 
     @property
     def reached_by(self) -> str:
-        """The address, or the host's own name if there is no address."""
         return self.address or self.own_name
 
 
@@ -170,8 +166,6 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """Ports ``low`` to ``high``, both included."""
-
     low: int
     high: int
 
@@ -191,8 +185,6 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Files of the tasks that come back from hosts that do not share the workdir."""
-
     patterns: tuple[str, ...]
     """Shell patterns of names and paths; one that ends in a slash means a folder."""
     all: bool = False
@@ -222,8 +214,6 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """The packages of an environment that is made on hosts that lack it."""
-
     file: str
     """The file's name in the configuration."""
     files: tuple[tuple[str, str], ...]

@@ -19,10 +19,7 @@ _KEPT = 10
 
 
 def save_crash(error: BaseException, environ: Mapping[str, str]) -> Path | None:
-    """Write a crash file to the state folder and remove old ones.
-
-    Returns the file's path, or None if even that fails.
-    """
+    """Write a crash file, remove old ones; returns its path, or None if that failed."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     head = f"tfcluster {__version__}, Python {platform.python_version()}\n"
     text = head + "".join(traceback.format_exception(error))
@@ -49,7 +46,5 @@ def crashed(error: Exception, environ: Mapping[str, str]) -> ResourceError:
 
 
 def _remove_old(folder: Path) -> None:
-    """Keep the newest files: a repeated crash must not fill the disk. Names sort by
-    time."""
     for old in sorted(folder.glob("crash-*.txt"))[:-_KEPT]:
         old.unlink(missing_ok=True)

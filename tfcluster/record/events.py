@@ -89,7 +89,6 @@ class EventReader:
         self._offset = 0
 
     def read(self) -> list[Event]:
-        """The events whose lines were completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -173,11 +172,9 @@ _RETRY_S = 1.0
 class Writer:
     """Appends to ``events.jsonl`` and replaces ``progress.json`` of one run.
 
-    A slow, full or vanished disk never blocks the caller: events that cannot be written
-    wait in memory up to a limit; beyond it, they are lost and counted.
-
-    Methods may be called from any thread and do not wait for the disk, except
-    ``flush`` and ``close``, which wait at most ``timeout_s``.
+    Events that cannot be written wait in memory up to a limit; beyond it, they are lost
+    and counted. Methods may be called from any thread, and only ``flush`` and ``close``
+    wait for the disk, at most ``timeout_s``.
     """
 
     def __init__(
@@ -208,7 +205,6 @@ class Writer:
 
     @property
     def lost(self) -> int:
-        """How many events were lost."""
         with self._changed:
             return self._lost
 
@@ -304,7 +300,6 @@ class Writer:
             self._changed.notify_all()
 
     def _write(self, lines: bytes) -> tuple[int, str | None]:
-        """How many bytes could be written, and why not all."""
         written = 0
         try:
             while written < len(lines):

@@ -37,7 +37,6 @@ def launched(paths: RunPaths) -> Description:
 
 
 def resized(paths: RunPaths) -> Description:
-    """The Description since the last resize, if there was any."""
     return _read(paths, paths.resized if paths.resized.exists() else paths.launched)
 
 

@@ -60,8 +60,6 @@ def _start_time(pid: int) -> int | None:
 
 
 class Lock:
-    """A file that this process keeps locked until ``release`` or its death."""
-
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor

@@ -67,8 +67,6 @@ def follow(
 
 
 class _Growing:
-    """One file that another process writes."""
-
     def __init__(self, path: Path, last: int | None) -> None:
         self._path = path
         self._last: int | None = last
@@ -79,7 +77,6 @@ class _Growing:
         """Whether a line was cut and its rest must be skipped."""
 
     def read(self) -> list[str]:
-        """New complete lines, at most 1 MiB at a time."""
         if self._descriptor < 0:
             return self._open()
         data = os.pread(self._descriptor, _PORTION, self._offset)

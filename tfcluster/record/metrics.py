@@ -52,8 +52,6 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a task was doing and using at some time; None: unknown."""
-
     t: float
     """Unix time."""
     task: str
@@ -75,8 +73,6 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnd:
-    """The metrics of a whole epoch, including validation."""
-
     t: float
     task: str
     attempt: int = 0
@@ -97,8 +93,6 @@ class ExchangeTotal:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """All metrics of a run, in order of time."""
-
     samples: tuple[Sample, ...] = ()
     epochs: tuple[EpochEnd, ...] = ()
     exchanges: Mapping[str, tuple[ExchangeTotal, ...]] = field(default_factory=dict)
@@ -111,7 +105,6 @@ def read_metrics(paths: RunPaths) -> Metrics:
 
 
 def metrics_of(lines: Iterable[Mapping[str, Any]]) -> Metrics:
-    """The metrics in these lines."""
     samples, epochs = [], []
     exchanges: dict[str, tuple[ExchangeTotal, ...]] = {}
     for line in lines:
@@ -139,7 +132,6 @@ def most_of_series(tasks: int) -> int:
 
 
 def exchange_totals(source: Mapping[str, Any]) -> list[ExchangeTotal]:
-    """The valid entries of ``totals``."""
     return [
         ExchangeTotal(
             **facts(ExchangeTotal, entry)

@@ -28,8 +28,6 @@ ELSEWHERE = "set TFCLUSTER_STATE_DIR to your own folder on another file system"
 
 
 class _File:
-    """A file or folder in the folder of a run."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -80,7 +78,6 @@ class RunPaths:
         return self.logs / task.log_name
 
     def trace(self, task: TaskId) -> Path:
-        """The task's own trace events."""
         return self.root / "trace" / f"{task.log_name.removesuffix('.log')}.jsonl"
 
     def older_trace(self, task: TaskId) -> Path:
@@ -120,7 +117,6 @@ def _is_ours_and_empty(path: Path, status: os.stat_result) -> bool:
 
 
 def names_dir(state: Path) -> Path:
-    """The folder of the locks of run names; creates it. Raises OSError."""
     return _private_folder(state / "names")
 
 
@@ -244,7 +240,6 @@ def create_run(
 
 
 def runs(state: Path) -> list[RunPaths]:
-    """Every run that has a record, newest first."""
     try:
         ids = [name for name in os.listdir(state / "runs") if _RUN_ID.fullmatch(name)]  # noqa: PTH208 - names suffice
     except FileNotFoundError:
@@ -278,7 +273,6 @@ def find(state: Path, text: str | None) -> RunPaths:
 
 
 def _parts(run: str) -> tuple[str, str]:
-    """The name and the time in a run id."""
     match = _RUN_ID.fullmatch(run)
     return (match["name"], match["stamp"]) if match else (run, "")
 

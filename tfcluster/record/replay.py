@@ -68,7 +68,6 @@ class Replay:
         self._results: dict[str, ResultsView] = {}
 
     def add(self, event: Json) -> None:
-        """Apply the next event; events of unknown types are ignored."""
         handler = getattr(self, f"_on_{event.get('type')}", None)
         if handler:
             handler(event)
@@ -197,7 +196,6 @@ def launcher_in(source: Json) -> LauncherView | None:
 
 
 def results_view(event: Json) -> ResultsView:
-    """What an event ``results`` says."""
     return ResultsView(
         **facts(ResultsView, event),
         kept=_pairs(event, "kept"),

@@ -46,7 +46,6 @@ class FitView:
 
     @property
     def steps_left(self) -> int | None:
-        """The number of steps left in ``fit``."""
         if self.epochs is None or self.epoch_steps is None:
             return None
         done = (self.epoch - 1) * self.epoch_steps + (self.epoch_step or 0)
@@ -248,7 +247,6 @@ class RunView:
         return silent and not self.state.final
 
     def to_json(self) -> documents.Status:
-        """The object that ``status --json`` prints."""
         first, launcher = self.first_failure, self.launcher
         return {
             "schema": FORMAT_VERSION,

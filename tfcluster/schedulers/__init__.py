@@ -26,7 +26,6 @@ def names() -> tuple[str, ...]:
 
 
 def built_in() -> tuple[Scheduler, ...]:
-    """The schedulers in this package."""
     return tuple(filter(None, map(find, names())))
 
 

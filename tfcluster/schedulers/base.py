@@ -27,8 +27,6 @@ from tfcluster.schedulers.starting import Starter
 
 @dataclass(frozen=True, slots=True)
 class CommandAnswer:
-    """The result of a scheduler's command."""
-
     exit_code: int
     stdout: str
     stderr: str = ""
@@ -71,7 +69,6 @@ def asker(environ: Mapping[str, str], timeout_s: float = _ASK_S) -> Ask:
 
 
 def output_of(argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float) -> str:
-    """What a program writes to standard output; empty if it fails."""
     answer = asker(env, timeout_s)(argv)
     return answer.stdout if answer.exit_code == 0 else ""
 
@@ -105,8 +102,6 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherCommand:
-    """What the script starts, and where its output goes; all paths are absolute."""
-
     folder: Path
     """The run's folder, which contains the job's input."""
     log: Path
@@ -262,7 +257,6 @@ class BatchScheduler(Scheduler):
             raise StartError(f"not inside a job of {self.title}", hint=hint)
 
     def is_inside(self, env: Mapping[str, str], /) -> bool:
-        """Whether ``env`` is the environment of one of its allocations."""
         raise NotImplementedError
 
     def directives(
@@ -336,11 +330,9 @@ class Requeuing:
     """Also a base of a scheduler that can start a job again that has ended."""
 
     def job(self, env: Mapping[str, str]) -> str:
-        """The id of the job that we are in."""
         raise NotImplementedError
 
     def is_started_again(self, env: Mapping[str, str]) -> bool:
-        """Whether the job has run before."""
         raise NotImplementedError
 
     def require_requeuable(self, env: Mapping[str, str]) -> None:

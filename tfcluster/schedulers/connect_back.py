@@ -146,7 +146,6 @@ class CallerReception:
         )
 
     def close(self) -> None:
-        """Stop listening; connections that have arrived remain."""
         # Closing alone does not wake a thread that is in accept().
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

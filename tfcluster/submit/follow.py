@@ -315,7 +315,6 @@ class _Inquiry:
         self.is_open = False
 
     def ask(self, timeout_s: float = 0.0) -> JobState | None:
-        """Ask unless a question is open; returns the answer, None if there is none."""
         if not self.is_open:
             self.is_open = True
             # A daemon thread: the exit does not wait for an answer.

@@ -109,8 +109,6 @@ SCRIPT = "job.sh"
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A scheduler's job, and its run."""
-
     id: str
     scheduler: BatchScheduler
     paths: RunPaths

@@ -23,8 +23,7 @@ from tfcluster.submit.job_status import settle
 def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
     """Run the job whose ``JobInput`` is in ``folder``; returns the exit code.
 
-    A requeued job begins a new run and does not touch the old record. Raises
-    TfclusterError.
+    A requeued job begins a new run and leaves the old record. Raises TfclusterError.
     """
     first = RunPaths(folder)
     job_input = read_job_input(first)

@@ -239,7 +239,6 @@ def cancel_requeued(
 
 
 def _phase(job: QueuedJob, ask: Ask) -> JobPhase:
-    """Raises ContactLostError if the scheduler does not answer."""
     state = ask_state(job, ask)
     if state.phase is JobPhase.UNKNOWN:
         raise ContactLostError(sentence(job, state))

@@ -137,7 +137,6 @@ def _attempt(event: Mapping[str, Any]) -> int:
 
 
 def _us(event: Mapping[str, Any], key: str = "t") -> int:
-    """The time in ``key`` if valid, or else the event's time, in microseconds."""
     value = event.get(key)
     at_s = value if isinstance(value, int | float) else event["t"]
     return int(at_s * 1e6)

@@ -20,8 +20,6 @@ from tfcluster.protocol.wire import loads
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time."""
-
     row: str
     name: str
     began_us: int
@@ -149,7 +147,6 @@ class HostClock:
     uncertainty_s: float
 
     def ours_us(self, theirs_us: int) -> int:
-        """A time on the host's clock as a time on the launcher's clock (Unix time)."""
         return math.floor(theirs_us + self._offset_us(theirs_us))
 
     def _offset_us(self, theirs_us: int) -> float:

@@ -38,8 +38,6 @@ _LOGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first value that differs."""
-
     step: int
     """The number of steps before it; 0: before the first step ended; -1: at the end."""
     kind: str
@@ -75,8 +73,6 @@ class Difference:
 
 @dataclass(slots=True)
 class Quantity:
-    """The largest difference in one kind of values, for the table."""
-
     kind: str
     compared: int = 0
     largest: float = 0.0

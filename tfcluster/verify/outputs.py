@@ -48,8 +48,6 @@ _UNSTABLE = re.compile(r"\d{6,}")
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a run left; None is not compared."""
-
     folder: Path | None
     log: Path | None
 
@@ -254,7 +252,6 @@ def _same_number(one: str, other: str, again: str, tolerance: float) -> bool:
 
 
 def _unit(number: str) -> float:
-    """The value of the last digit: 0.001 for ``0.123``."""
     digits, _, exponent = number.lower().partition("e")
     _, _, decimals = digits.partition(".")
     return float(10.0 ** (int(exponent or 0) - len(decimals)))

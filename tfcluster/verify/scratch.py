@@ -25,10 +25,7 @@ _LOCK = "lock"
 
 
 class Scratch:
-    """A new folder below the temporary folder, locked until it is removed."""
-
     def __init__(self) -> None:
-        """Create the folder. Raises ResourceError if that fails."""
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             new = self.folder / f".{_LOCK}.new"
@@ -62,7 +59,6 @@ def remove_abandoned() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the lock file last: without it, nobody would try again."""
     with contextlib.suppress(OSError):
         for entry in folder.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -118,7 +114,6 @@ def _not_copied(source: Path, why: str) -> ResourceError:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files that are copied; links count as files."""
     for root, folders, files in os.walk(folder):
         skipped = _skipped(root, [*folders, *files])
         folders[:] = [name for name in folders if name not in skipped]

@@ -21,8 +21,6 @@ _REFUSAL = re.compile(r"(?:\w+\.)*CollectiveError: ")
 
 @dataclass(frozen=True, slots=True)
 class TrialFailure:
-    """Why a run of the program failed."""
-
     reason: str
     tail: tuple[str, ...]
     """The last lines of the task."""
@@ -53,8 +51,6 @@ def failure(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The answer."""
-
     size: int
     strategy: Strategy
     comparison: Comparison | None = None
@@ -80,7 +76,6 @@ class Verdict:
 
 
 def as_json(verdict: Verdict) -> documents.Verification:
-    """The document of a verdict."""
     comparison, first = verdict.comparison, verdict.first
     return {
         "schema": FORMAT_VERSION,

@@ -111,7 +111,6 @@ def _tail(lines: Sequence[str]) -> list[str]:
 
 
 def _victims(failures: Sequence[FailureView]) -> str:
-    """``then also failed: worker:0 (exit 1), worker:2 (SIGABRT), and 7 more``."""
     shown = []
     for failure in failures[:_VICTIMS]:
         fate = how_it_ended(failure.exit_code, failure.signal)
@@ -133,10 +132,6 @@ _ROWS = 40
 
 
 def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
-    """The table at the end: task, host, exit, time.
-
-    If there are very many tasks, only failed and lost ones are listed, up to a limit.
-    """
     first = view.first_failure.task if view.first_failure else None
     shown = view.tasks
     if len(shown) > _ROWS:
@@ -155,7 +150,6 @@ def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
 
 
 def where_logs_are(view: RunView, style: Style = PLAIN) -> list[str]:
-    """The folder of the logs, unless a failure already shows it."""
     if view.first_failure is not None or not view.tasks or not view.tasks[0].log:
         return []
     folder = sanitise_word(str(PurePath(view.tasks[0].log).parent))

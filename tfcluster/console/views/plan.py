@@ -88,7 +88,6 @@ def _transport(choice: Json) -> str:
 
 
 def _hosts(hosts: Sequence[Json]) -> list[str]:
-    """One line for each group of successive equal hosts."""
     alike: list[tuple[tuple[str, str], list[str]]] = []
     for host in hosts:
         kind = (_count(host, "slots", "slot"), _count(host, "gpus", "GPU"))
@@ -172,7 +171,6 @@ def _task_row(task: Json, *, whole_log: bool) -> tuple[str, ...]:
 
 
 def _own(task: Json, shared: frozenset[str]) -> Iterator[str]:
-    """The settings that only this task has."""
     env = task.get("env") or {}
     own = {key: value for key, value in env.items() if key not in shared}
     if assignments := _assignments(own):
@@ -211,7 +209,6 @@ def _cluster(cluster: Mapping[str, Sequence[str]], tasks: Sequence[Json]) -> lis
 
 
 def _task_part(task: Json) -> str:
-    """The ``task`` part of a task's TF_CONFIG, as JSON."""
     kind, _, index = str(task.get("task")).partition(":")
     return _word(f'{{"type": {json.dumps(kind)}, "index": {index}}}')
 

@@ -16,7 +16,6 @@ _WAIT_WORTH_NAMING = 0.05
 
 
 def live_text(view: RunView, now_s: float) -> str:
-    """What a run that is not over is doing now."""
     if view.state is RunState.STARTING:
         return starting(view, now_s)
     if view.state is RunState.STOPPING:
@@ -25,7 +24,6 @@ def live_text(view: RunView, now_s: float) -> str:
 
 
 def starting(view: RunView, now_s: float) -> str:
-    """``waiting for 2 of 4 tasks: worker:1 importing tensorflow, 3 s; ...``."""
     hosts = [host for host in view.hosts if host.state in ("pending", "starting")]
     if hosts and not any(_is_up(task) or task.phase for task in view.tasks):
         doing = [(_host_doing(host), host.since_s, host.host) for host in hosts]
@@ -93,7 +91,6 @@ def running(view: RunView, now_s: float) -> str:
 
 
 def stopping(view: RunView, now_s: float) -> str:
-    """``stopping 3 s: waiting for worker:[0-2]``."""
     left = [task.task for task in view.tasks if _has_process(task)]
     since_s = view.since_s if view.since_s is not None else now_s
     text = f"stopping {max(0, int(now_s - since_s))} s"
@@ -111,7 +108,6 @@ def _slowest(training: Sequence[TaskView]) -> list[str]:
 
 
 def _phases(tasks: Iterable[TaskView]) -> str:
-    """What training tasks are doing before their first step."""
     doing: dict[str, list[str]] = {}
     for task in tasks:
         if is_rank(task.task) and task.phase and not task.state.final:

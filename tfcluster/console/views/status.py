@@ -17,7 +17,6 @@ _LOSS = "loss"
 
 
 def epoch_text(fit: FitView | None) -> str:
-    """``3/12``; ``3`` if the number of epochs is unknown."""
     return "" if fit is None else _of(fit.epoch, fit.epochs)
 
 
@@ -29,7 +28,6 @@ def step_text(task: TaskView) -> str:
 
 
 def loss_text(task: TaskView) -> str:
-    """``0.3125``; ``nan`` for a value that is not a finite number."""
     if _LOSS not in task.metrics:
         return ""
     loss = task.metrics[_LOSS]
@@ -48,7 +46,6 @@ _NUMBERS = range(3, 10)
 
 
 def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
-    """All lines about one run."""
     lines = [
         f"{style.bold(sanitise_word(view.run))}  {state_words(view, now_s, style)}"
     ]
@@ -66,7 +63,6 @@ def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
 
 
 def status_line(view: RunView, now_s: float, style: Style = PLAIN) -> str:
-    """One line about a run, for a list of runs."""
     began = f"  began {clock_time(view.started_s, now_s)}" if view.started_s else ""
     return f"{sanitise_word(view.run)}  {state_words(view, now_s, style)}{began}"
 
@@ -155,7 +151,6 @@ def _remark(task: TaskView) -> str:
 
 
 def _served(serving: ServingView) -> str:
-    """``1,200 updates, 21.4 MB, staleness 0.8 (at most 3), 2 dropped``."""
     parts = [f"{serving.applied:,} updates", byte_size(serving.bytes)]
     if serving.staleness_max:
         most = f"at most {serving.staleness_max:,}"
@@ -176,7 +171,6 @@ def clock_time(t_s: float, now_s: float) -> str:
 
 
 def run_list(views: Sequence[RunView], now_s: float, style: Style = PLAIN) -> list[str]:
-    """A header and one line for each run, in the given order."""
     rows = [_run_row(view, now_s, style) for view in views]
     header = style.header("run", "backend", "began", "took", "state")
     return table(rows, header, right=(3,))

@@ -235,7 +235,6 @@ class LsfScheduler(BatchScheduler):
 
 
 def gpus_of_host(description: Description, lsf: LsfSettings) -> int:
-    """How many GPUs each host needs: for as many tasks as it may get."""
     if lsf.gpus_per_node is not None:
         return lsf.gpus_per_node
     slots = lsf.tasks_per_node or len(description.task_ids())
@@ -318,7 +317,6 @@ def _fields(job: str, names: tuple[str, ...], ask: Ask) -> list[str | None] | No
 
 
 def _minutes(text: str | None) -> float | None:
-    """``90.0/hostA`` or ``120 second(s)`` in minutes."""
     match = re.match(r"([0-9]+(?:\.[0-9]*)?)( second)?", text or "")
     if match is None or len(match[1]) > 20:
         return None
