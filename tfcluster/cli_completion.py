@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
-from tfcluster.base.vocabulary import TASK_TYPES
 from tfcluster.commands import completion, schema
 from tfcluster.commands.record_query import split_words
 
@@ -62,8 +61,6 @@ def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.
         return [completion.Word(name) for name in schema.names()]
     if kind == "run":
         return completion.run_words(os.environ)
-    if kind == "task_type":
-        return [completion.Word(name) for name in TASK_TYPES]
     run, tasks = split_words(context.params.get("words") or ())
     words = completion.task_words(run, os.environ)
     return words if run or tasks else [*completion.run_words(os.environ), *words]

@@ -1,7 +1,4 @@
-"""Lines of output for the launcher's console: splits, limits and queues them.
-
-Knows no files, no channel and no frames.
-"""
+"""Lines of output for the launcher's console: splits, limits and queues them."""
 
 from __future__ import annotations
 

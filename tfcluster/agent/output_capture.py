@@ -1,7 +1,6 @@
 """Moves the output of tasks from pipes into log files, in a separate thread.
 
 A slow disk delays this thread and eventually the tasks, but never the agent's loop.
-Knows no frames and no processes: its caller says when a process has ended.
 """
 
 from __future__ import annotations

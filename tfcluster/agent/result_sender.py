@@ -81,8 +81,6 @@ class ResultSender:
                 remember_returned(Path(os.fsdecode(self._root)), self._returned)
         self._returned = {}
 
-    # --- the list -------------------------------------------------------------------
-
     def _list(self, request: requests.List) -> None:
         self.close()
         self._root = None
@@ -111,8 +109,6 @@ class ResultSender:
             self._post(lambda: self._continue(listing))
             if answer is not None:
                 self._send(answer)
-
-    # --- a file ---------------------------------------------------------------------
 
     def _read(self, request: requests.Read) -> None:
         self._drop()

@@ -1,7 +1,4 @@
-"""Sends signals to exactly the intended processes, never to a reused pid.
-
-Knows no tasks: others decide whom to signal.
-"""
+"""Sends signals to exactly the intended processes, never to a reused pid."""
 
 from __future__ import annotations
 

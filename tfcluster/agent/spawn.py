@@ -1,7 +1,4 @@
-"""Executes programs with their environments, or explains why that is not possible.
-
-Knows no tasks and no frames.
-"""
+"""Executes programs with their environments, or explains why that is not possible."""
 
 from __future__ import annotations
 

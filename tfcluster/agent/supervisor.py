@@ -109,8 +109,6 @@ class Supervisor:
         loop.watch(guard_socket.fileno(), self._guard_died)
         loop.later(_OPEN_S, self._expect_open)
 
-    # --- input ----------------------------------------------------------------------
-
     def _obey(self, request: requests.Request) -> None:
         self._heard = self._loop.awake()
         if isinstance(request, requests.Open):
@@ -245,8 +243,6 @@ class Supervisor:
         if not self.closing:
             text = "the guard process died; if the agent dies, too, tasks may go on"
             self._channel.send(messages.Note(text, guard=self._guard_socket.guard))
-
-    # --- the end --------------------------------------------------------------------
 
     @property
     def _grace_s(self) -> float:

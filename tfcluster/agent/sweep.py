@@ -1,8 +1,7 @@
 """Finds and removes what is left of a run on this host, and nothing else.
 
 A process belongs to a run if it descends from the run's agent, or if its initial
-environment has the agent's marks; a folder belongs to it by its name. Knows no tasks
-and no frames.
+environment has the agent's marks; a folder belongs to it by its name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The state of one task: the request, what became of it, and which processes it has.
-
-Has no effects.
-"""
+"""The state of one task: the request, what became of it, and which processes it has."""
 
 from __future__ import annotations
 

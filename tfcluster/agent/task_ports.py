@@ -266,8 +266,6 @@ class TaskPorts:
             roots -= {*self._shared.children.expected} - {leader}
         return proc.family(table, roots, [leader])
 
-    # --- proof ----------------------------------------------------------------------
-
     def _prove(self, watch: _Watch, listening: list[Listener], own: set[int]) -> None:
         strange = [entry for entry in listening if entry.inode not in own]
         intrudes = watch.awaited or bool(own)
@@ -294,8 +292,6 @@ class TaskPorts:
             f"{watch.port} of that task"
         )
         self._channel.send(Note(text))
-
-    # --- guard ----------------------------------------------------------------------
 
     def _guard(self, watch: _Watch, held: list[Descriptor], own: set[int]) -> None:
         try:

@@ -1,8 +1,7 @@
 """The tasks of this host, from `start` to `exited`.
 
 Once a task has a process, it makes no difference whether it was executed or forked from
-a warm interpreter. Knows frames, but not how they are sent. Also measures what running
-tasks use: memory, CPU time, GPUs.
+a warm interpreter. Also measures what running tasks use: memory, CPU time, GPUs.
 """
 
 from __future__ import annotations

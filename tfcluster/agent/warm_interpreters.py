@@ -1,7 +1,6 @@
 """Warm interpreters (fork servers): each imports once, then forks tasks on request.
 
 Tasks outlive them: the death of an interpreter only fails the forks it still owes.
-Knows the protocol of these interpreters, but not what they import.
 """
 
 from __future__ import annotations
@@ -125,8 +124,6 @@ class _Interpreter:
         self._socket.close()
         self._fail_all("is being closed")
 
-    # --- requests -------------------------------------------------------------------
-
     def _write(self) -> None:
         while self._ready and self._unwritten:
             request = self._unwritten[0]
@@ -152,8 +149,6 @@ class _Interpreter:
             self._asked[request.id] = request
         request.rest = request.rest[written:]
 
-    # --- answers --------------------------------------------------------------------
-
     def _obey(self, frame: Frame) -> None:
         match local.decode_of_interpreter(frame):
             case local.Ready() if not self._ready:
@@ -173,8 +168,6 @@ class _Interpreter:
         if number not in self._asked:
             raise ProtocolError(f"answered request {number!r}, which was not made")
         return self._asked.pop(number).task
-
-    # --- the end --------------------------------------------------------------------
 
     def _talks_nonsense(self, cause: str) -> None:
         note = f"warm interpreter {self._request.key!r}: {cause}"

@@ -12,7 +12,6 @@ from tfcluster import config, schedulers
 from tfcluster.base.errors import ConfigError, Problem
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.state_folder import state_path
-from tfcluster.base.task_id import TaskId
 from tfcluster.commands.configuration import described, load_file
 from tfcluster.config.files import folder_problem
 from tfcluster.console.display import DEFAULT, Display, style_of
@@ -27,8 +26,6 @@ from tfcluster.plan.model import Description
 from tfcluster.record.launched import launched
 from tfcluster.record.paths import RunPaths, find, state_dir, valid_name
 from tfcluster.schedulers.base import BatchScheduler, asker
-
-_SHOWN_TASKS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +77,6 @@ def launch_described(
 
     ``begun`` is called once the run exists, unless another process drives it.
     """
-    require_shown_tasks(display, description.task_ids())
     if scheduler := submits_to(description, environ):
         return _launch_as_job(
             description, scheduler, environ, display, begun, detach=detach
@@ -100,23 +96,6 @@ def submits_to(
     """The scheduler to which a launch submits a job; None if it runs here."""
     scheduler = schedulers.batch_scheduler(description.backend)
     return None if scheduler is None or scheduler.is_inside(environ) else scheduler
-
-
-def require_shown_tasks(display: Display, tasks: Sequence[TaskId]) -> None:
-    """Raise ConfigError if the user wants to see tasks that do not exist."""
-    names = {name for task in tasks for name in (task.type, str(task))}
-    problems = [
-        Problem("--only", f"there is no task {name!r}", _names(tasks))
-        for name in display.only
-        if name not in names
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _names(tasks: Sequence[TaskId]) -> str:
-    shown = ", ".join(map(str, tasks[:_SHOWN_TASKS]))
-    return f"there are {shown}" + (", ..." if tasks[_SHOWN_TASKS:] else "")
 
 
 def submit(

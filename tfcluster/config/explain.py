@@ -1,8 +1,7 @@
 """Turns mistakes into messages for the author of the file.
 
 It works on the sort of mistake, its path and the node there: the node's raw text shows
-where YAML read something that the author did not mean. Knows the shape of cluster.yaml
-only through the models.
+where YAML read something that the author did not mean.
 """
 
 from __future__ import annotations

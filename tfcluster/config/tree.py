@@ -1,7 +1,6 @@
 """A configuration as a tree of nodes that know their place in the source.
 
-Nodes keep the raw text of scalars, so that messages can show what the user wrote. Knows
-neither YAML syntax nor the meaning of keys.
+Nodes keep the raw text of scalars, so that messages can show what the user wrote.
 """
 
 from __future__ import annotations

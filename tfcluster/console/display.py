@@ -16,17 +16,10 @@ class Display:
     """Show only warnings, errors and the result: no task output, no progress."""
     everything: bool = False
     """Show lines that are usually left out, too."""
-    only: tuple[str, ...] = ()
-    """Tasks (``worker:0``) and types (``worker``) whose output is shown; (): all."""
     timestamps: bool = False
     """Begin each line of a task with the time at which it is displayed."""
     colours: bool | None = None
     """Whether to use colours; None: on a terminal, unless NO_COLOR is set."""
-
-    def shows(self, task: str) -> bool:
-        if self.quiet:
-            return False
-        return not self.only or task in self.only or task.split(":")[0] in self.only
 
     def stamp(self, now_s: float) -> str:
         if not self.timestamps:

@@ -175,8 +175,6 @@ class WriterThread:
         self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
-    # --- the queue, under the lock ---------------------------------------------------
-
     def _has_room(self, lines: int, characters: int) -> bool:
         # Once lines are dropped, let half of the queue drain first: one long gap is
         # easier to read than a thousand short ones.
@@ -206,8 +204,6 @@ class WriterThread:
                 entry.text = f"… {lines} not shown, see the log files\n"
             batch.append((entry.stream, entry.text))
         return batch
-
-    # --- the thread ------------------------------------------------------------------
 
     def _work(self) -> None:
         painter, ended = self._painter, False

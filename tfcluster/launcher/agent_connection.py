@@ -1,7 +1,4 @@
-"""The connection to one agent: sends requests in order, posts received messages.
-
-Knows the outer form of the channel (noise, hello, frames), not what messages mean.
-"""
+"""The connection to one agent: sends requests in order, posts received messages."""
 
 from __future__ import annotations
 

@@ -157,8 +157,6 @@ class Driver:
         cause = f"{type(error).__name__}: {error}"
         self._feed(events.LauncherFault(f"internal error in tfcluster: {cause}{kept}"))
 
-    # --- in -------------------------------------------------------------------------
-
     def _wait(self) -> None:
         now = time.monotonic()
         soonest = min(self._deadlines.values(), default=now + TICK_S)
@@ -291,8 +289,6 @@ class Driver:
         trains = state.phase is Phase.TRAINING and not state.pending
         for event in self._resizer.due(now, trains=trains):
             self._feed(event)
-
-    # --- out ------------------------------------------------------------------------
 
     def _perform(self, due: Iterable[actions.Action]) -> None:
         for action in due:

@@ -38,9 +38,6 @@ class StartStage(Enum):
     IMPORT = "import TensorFlow"
 
 
-# --- states -------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What the tasks of a host need before they can start."""
@@ -118,9 +115,6 @@ State = (
     | Gone
     | Unreached
 )
-
-
-# --- events -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +202,6 @@ Event = (
 )
 
 
-# --- actions ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Begin:
     """Begin a stage: send the files, run the set-up lines, or import."""
@@ -243,9 +234,6 @@ Action = Begin | HoldPorts | EndAgent | Disconnect | HostEvent
 Result = tuple[State, list[Action]]
 
 
-# --- questions ----------------------------------------------------------------------
-
-
 def is_gone(state: State) -> bool:
     """Whether we have no contact with the host, and expect none."""
     return isinstance(state, Gone | Unreached)
@@ -271,9 +259,6 @@ def ports_of(state: State) -> tuple[int, ...]:
 def warm_of(state: State) -> frozenset[str]:
     """The keys of the host's warm interpreters."""
     return state.warm if isinstance(state, Preparing | ReadyHost) else frozenset()
-
-
-# --- steps --------------------------------------------------------------------------
 
 
 def step(host: str, state: State, event: Event) -> Result:

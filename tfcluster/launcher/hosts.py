@@ -92,8 +92,6 @@ class Hosts:
     def _job(self) -> Job:
         return self._run.job
 
-    # --- starts ---------------------------------------------------------------------
-
     def open(self) -> None:
         """Start every agent, FAN_OUT at a time; posts Opened or Unopened for each."""
         self._open([contact.host for contact in self._contacts.values()])
@@ -181,8 +179,6 @@ class Hosts:
     def _job_of(self, host: Host) -> Job:
         """The job for whose tasks the host is prepared."""
         return self._run.current.planned if host.name in self._added else self._job
-
-    # --- out ------------------------------------------------------------------------
 
     def send(self, host: str, request: requests.Request) -> None:
         connection = self._contacts[host].connection
@@ -306,8 +302,6 @@ class Hosts:
         for request in warm:
             self.send(host.name, request)
         return frozenset(request.key for request in warm)
-
-    # --- in -------------------------------------------------------------------------
 
     def elapsed(self, seconds: float) -> list[Event]:
         """Add to every host's silence; a host that was silent for too long is lost.
@@ -437,8 +431,6 @@ class Hosts:
             self._failures = []
         events, self._events = self._events, []
         return events
-
-    # --- questions ------------------------------------------------------------------
 
     @property
     def _is_alone(self) -> bool:

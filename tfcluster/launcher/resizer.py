@@ -202,8 +202,6 @@ class Resizer:
         self._full: int | None = None
         """How many workers there were before a host was lost."""
 
-    # --- requests -------------------------------------------------------------------
-
     def begin(
         self,
         number: str | None,
@@ -335,8 +333,6 @@ class Resizer:
         self._let_go += [
             HostLost(name, "the resize was given up") for name in not_needed
         ]
-
-    # --- hosts that come back -------------------------------------------------------
 
     def lost(self, host: Host, now_s: float, after_s: float) -> None:
         """Note that a host was lost. It may come back if the run goes on without it.

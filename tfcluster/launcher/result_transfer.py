@@ -164,8 +164,6 @@ class HostTransfer:
         for remote in self._left:
             self._outcome.missed.append((remote.path, "not fetched"))
 
-    # --- the list -------------------------------------------------------------------
-
     def _list(self) -> list[messages.Result]:
         """The files that the host has, without those that are refused here."""
         number, outcome, wanted = next(self._inbox.numbers), self._outcome, self._wanted
@@ -201,8 +199,6 @@ class HostTransfer:
         if never or not is_wanted(path, self._wanted.patterns):
             return "nobody asked for it"
         return None
-
-    # --- a file ---------------------------------------------------------------------
 
     def _fetch(self, remote: messages.Result) -> None:
         outcome, here = self._outcome, self._here
@@ -278,8 +274,6 @@ class HostTransfer:
             partial.write(data)
             self._outcome.done_bytes += len(data)
             self._outcome.sent_bytes += len(data)
-
-    # --- answers --------------------------------------------------------------------
 
     def _receive_of_file(self, number: int) -> messages.ResultsMessage:
         answer = self._receive(number)

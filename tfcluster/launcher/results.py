@@ -77,8 +77,6 @@ class ResultsFetcher:
         self._one_at_a_time = threading.Lock()
         self._shown_s = 0.0
 
-    # --- in -------------------------------------------------------------------------
-
     def received(self, host: str, message: Message) -> bool:
         """Take a message if it is about results; returns whether it was."""
         if not isinstance(message, ResultsMessage):
@@ -164,8 +162,6 @@ class ResultsFetcher:
     @property
     def _job(self) -> Job:
         return self._run.job
-
-    # --- out ------------------------------------------------------------------------
 
     def finished(self, now_s: float) -> bool:
         """Record the fetches that have ended, and show progress.

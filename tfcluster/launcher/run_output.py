@@ -50,7 +50,7 @@ class RunOutput:
         everything = display.everything or is_debugging(environ)
         self._echo = Echo(has_gpus, everything=everything)
         folds = is_terminal(sys.stdout, environ) and not everything
-        self._folding = LineFolding(tasks if folds and not display.only else ())
+        self._folding = LineFolding(tasks if folds else ())
         self._next_live_s = 0.0
 
     @classmethod
@@ -99,7 +99,7 @@ class RunOutput:
             )
 
     def log(self, task: str, lines: Sequence[str], skipped: int) -> None:
-        if not self._display.shows(task):
+        if self._display.quiet:
             return
         chosen = self._echo.chosen(task, lines)
         if skipped:

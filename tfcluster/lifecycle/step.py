@@ -149,9 +149,6 @@ def _handle(turn: Turn, event: events.Event) -> None:
                 _handle_task(turn, event, status)
 
 
-# --- tasks --------------------------------------------------------------------------
-
-
 def _handle_task(
     turn: Turn,
     event: events.TaskEvent,
@@ -240,9 +237,6 @@ def _failed(turn: Turn, event: events.TaskExited, cause: str, again: bool) -> No
     fail(turn, failure)
 
 
-# --- deadlines ----------------------------------------------------------------------
-
-
 def _expire(turn: Turn, deadline: str) -> None:
     state = turn.state
     if deadline.startswith(LEASE):
@@ -260,9 +254,6 @@ def _expire(turn: Turn, deadline: str) -> None:
             CLOSE: close_expired,
         }
         expired[deadline](turn)
-
-
-# --- moving on ----------------------------------------------------------------------
 
 
 def _advance(turn: Turn) -> None:

@@ -1,7 +1,4 @@
-"""Which task runs on which host with which GPUs. Pure; keeps the order of the hosts.
-
-Knows nothing about how hosts are allocated or how tasks are started.
-"""
+"""Which task runs on which host with which GPUs. Pure; keeps the order of the hosts."""
 
 from __future__ import annotations
 

@@ -62,9 +62,6 @@ class Held(Message):
     cause: str | None
 
 
-# --- the workdir ------------------------------------------------------------------
-
-
 class Wants(Message):
     """The parts of files that are needed: index, offset and length of each."""
 
@@ -78,9 +75,6 @@ class Synced(Message):
 
 class Unsynced(Message):
     cause: str
-
-
-# --- results ----------------------------------------------------------------------
 
 
 class Result(Struct):
@@ -124,9 +118,6 @@ class Unread(ResultsMessage):
     cause: str
 
 
-# --- the preparation --------------------------------------------------------------
-
-
 class Making(Message):
     text: str | None
 
@@ -153,9 +144,6 @@ class Cold(Message):
     tail: tuple[str, ...]
     unfit: bool
     wrapper: str | None
-
-
-# --- tasks ------------------------------------------------------------------------
 
 
 class Started(OfTask):
@@ -227,9 +215,6 @@ class Settled(OfTask):
 
 class Failed(OfTask):
     cause: str
-
-
-# --- the end ----------------------------------------------------------------------
 
 
 class Swept(Message):

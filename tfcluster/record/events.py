@@ -260,8 +260,6 @@ class Writer:
         self._thread.join(timeout_s)
         return not self._thread.is_alive() and self.lost == 0
 
-    # --- the thread ------------------------------------------------------------------
-
     def _write_until_closed(self) -> None:
         closing = False
         while not closing:

@@ -1,7 +1,4 @@
-"""JSON files that are written atomically, so that readers never see half a file.
-
-Knows nothing about their content.
-"""
+"""JSON files that are written atomically, so that readers never see half a file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Finds out whether a run's launcher is still alive, from its lock and its identity.
 
 The lock is flock(2), so it is released when its holder dies, however that happens.
-Knows nothing about what the launcher does.
 """
 
 from __future__ import annotations
@@ -30,9 +29,6 @@ SILENCE_S = 30.0
 _PROBE_S = 0.5
 
 
-# --- who a process is ----------------------------------------------------------------
-
-
 def identity(pid: int | None = None) -> LauncherView:
     """The unique identity of this process, or of another one on this host.
 
@@ -54,9 +50,6 @@ def _start_time(pid: int) -> int | None:
     """Clock ticks from boot to the start of ``pid``; None if it is gone."""
     process = proc.read(pid)
     return None if process is None or process.dead else process.start_time
-
-
-# --- locks ---------------------------------------------------------------------------
 
 
 class Lock:
@@ -156,9 +149,6 @@ def _flock(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-# --- the verdict ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """Reads log files: their last lines, and new lines as they are written.
 
 Needs only bounded memory, whatever is in the files. Returns text unchanged: bytes that
-are not UTF-8 become lone surrogates, control characters stay. Knows nothing about tasks
-or terminals.
+are not UTF-8 become lone surrogates, control characters stay.
 """
 
 from __future__ import annotations

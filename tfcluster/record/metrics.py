@@ -218,8 +218,6 @@ class MetricsWriter:
             self._thread.start()
         self._queue.put(lines)
 
-    # --- the thread ------------------------------------------------------------------
-
     def _write(self) -> None:
         while (lines := self._queue.get()) is not None:
             # Not only disk errors: the next lines may be good.

@@ -1,7 +1,6 @@
 """The places of the records of runs, and which run a user means.
 
-The only module that has the names of files and folders. Knows nothing about the content
-of the files.
+The only module that has the names of files and folders.
 """
 
 from __future__ import annotations
@@ -83,9 +82,6 @@ class RunPaths:
     def older_trace(self, task: TaskId) -> Path:
         """The task's trace events before those in ``trace``."""
         return self.trace(task).with_suffix(".old.jsonl")
-
-
-# --- the state folder ----------------------------------------------------------------
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
@@ -188,9 +184,6 @@ def refuse_open_folder(path: Path, status: os.stat_result, *, created: bool) -> 
 def _private_folder(path: Path) -> Path:
     path.mkdir(FOLDER_MODE, exist_ok=True)
     return path
-
-
-# --- runs ----------------------------------------------------------------------------
 
 
 def valid_name(name: str) -> bool:

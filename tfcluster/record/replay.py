@@ -91,8 +91,6 @@ class Replay:
             results=tuple(self._results.values()),
         )
 
-    # --- one method for each type of event -------------------------------------------
-
     def _on_run(self, event: Json) -> None:
         started_s = number(event, "started")
         self._run = replace(

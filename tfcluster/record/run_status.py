@@ -1,7 +1,4 @@
-"""The state of a run as plain frozen data, for ``status`` and the live view.
-
-Knows nothing about how it was determined.
-"""
+"""The state of a run as plain frozen data, for ``status`` and the live view."""
 
 from __future__ import annotations
 

@@ -111,9 +111,6 @@ def compare_outputs(
     return None if words is None else _output("printed", f"the chief printed {words}")
 
 
-# --- arrays ---------------------------------------------------------------------------
-
-
 def _arrays_in(file: Path | None) -> Arrays:
     import numpy as np
 
@@ -167,9 +164,6 @@ def _arrays_differ(
             values = f"{one.flat[at]:.7g} alone, {other.flat[at]:.7g} on the ranks"
             return f"array {name}: {values}"
     return None
-
-
-# --- text -----------------------------------------------------------------------------
 
 
 def _program_lines(log: Path, folder: Path | None) -> list[str]:

@@ -1,7 +1,6 @@
 """Parses ssh_config(5) into directives, and evaluates them for a host.
 
-Pure: the function that reads files is an argument. Does not know the meaning of
-options, except those on which Match lines may depend.
+Pure: the function that reads files is an argument.
 """
 
 from __future__ import annotations
