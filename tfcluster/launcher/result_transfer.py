@@ -80,26 +80,20 @@ class TransferOutcome:
 
     host: str
     shared: bool = False
-    """Whether the host sees the workdir here, so that there was nothing to fetch."""
     folder: str = ""
-    """The workdir there."""
     files: int = 0
     """The number of matching files, followed by their bytes."""
     bytes: int = 0
     done_bytes: int = 0
     """The part of ``bytes`` that was fetched, or is known to be here."""
     sent_bytes: int = 0
-    """The bytes that the host actually sent."""
     fetched: int = 0
     unchanged: int = 0
     kept: list[tuple[str, str]] = field(default_factory=list)
     """Files here that were not replaced, and why."""
     growing: list[tuple[str, str]] = field(default_factory=list)
-    """Files that changed while they were sent, and how."""
     missed: list[tuple[str, str]] = field(default_factory=list)
-    """Files that were not fetched, and why."""
     cause: str | None = None
-    """Why the fetch from this host ended early."""
     steps: int = 0
     """Grows as long as something happens."""
     over: bool = False

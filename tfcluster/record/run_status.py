@@ -17,17 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingView:
-    """The counters of a ps."""
+    """The counters of a ps, see ``documents.run``."""
 
     applied: int = 0
-    """The number of updates of the variables."""
     dropped: int = 0
-    """The number of gradients that arrived too late to be used."""
     staleness_mean: float = 0.0
-    """How many updates old gradients were when they were applied."""
     staleness_max: int = 0
     bytes: int = 0
-    """The size of the variables that it holds, including the optimizers'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +34,6 @@ class FitView:
     """Counted from 1."""
     epochs: int | None = None
     epoch_step: int | None = None
-    """The number of steps of the epoch that are done."""
     epoch_steps: int | None = None
 
     @property
@@ -51,7 +46,7 @@ class FitView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
-    """One task; times are Unix times."""
+    """One task, see ``documents.run``; times are Unix times."""
 
     task: str
     host: str | None = None
@@ -65,24 +60,17 @@ class TaskView:
     steps_per_s: float | None = None
     log: str | None = None
     wait_share: float | None = None
-    """The share of its time, 0..1, that it waits for others."""
     serving: ServingView | None = None
-    """Only for a ps that has variables."""
     cause: str | None = None
     phase: str | None = None
-    """What the task is doing before it trains."""
     since_s: float | None = None
     """When the state or the phase began."""
     seconds: float | None = None
-    """The number of seconds that it ran."""
     fit: FitView | None = None
     """Its position in the latest ``fit``, kept after ``fit`` has ended."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    """Losses and metrics of this epoch so far; None: not a finite number."""
     rss_bytes: int | None = None
-    """The resident memory of its processes."""
     cpu_s: float | None = None
-    """The CPU time of its processes."""
 
     @property
     def state_words(self) -> str:
@@ -148,17 +136,13 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsView:
-    """The last fetch of files from a host that does not share the workdir."""
+    """The last fetch of files from a host, see ``documents.run``."""
 
     host: str = ""
     state: str = "incomplete"
-    """fetched | incomplete | shared (there was nothing to fetch)"""
     folder: str | None = None
-    """The workdir where the launcher runs."""
     there: str | None = None
-    """The workdir on the host."""
     files: int = 0
-    """The number of matching files, followed by their bytes."""
     bytes: int = 0
     fetched: int = 0
     unchanged: int = 0
@@ -167,10 +151,8 @@ class ResultsView:
     """Files here that were not replaced, each with a reason, as in the next lists."""
     growing: tuple[tuple[str, str], ...] = ()
     missed: tuple[tuple[str, str], ...] = ()
-    """The first files that could not be fetched."""
     missed_count: int = 0
     cause: str | None = None
-    """Why the whole fetch ended early."""
 
     def to_json(self) -> documents.FetchedResults:
         entries = to_plain(self)
@@ -192,7 +174,7 @@ class LauncherView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """One run; times are Unix times."""
+    """One run, see ``documents.run``; times are Unix times."""
 
     run: str
     name: str
@@ -200,7 +182,6 @@ class RunView:
     backend: str | None = None
     state: RunState = RunState.STARTING
     reason: str | None = None
-    """Why it is in this state, if known."""
     since_s: float | None = None
     """When the state began."""
     unknown_since_s: float | None = None
@@ -211,23 +192,15 @@ class RunView:
     launcher: LauncherView | None = None
     first_failure: FailureView | None = None
     secondary: tuple[FailureView, ...] = ()
-    """Further failures, mostly consequences of the first one."""
     hosts: tuple[HostView, ...] = ()
     tasks: tuple[TaskView, ...] = ()
-    """In the plan's order."""
     swept: int = 0
-    """The number of leftover processes that were ended."""
     notes: tuple[str, ...] = ()
     results: tuple[ResultsView, ...] = ()
-    """One for each host from which files were fetched."""
     follows: str | None = None
-    """The run that it continues, because its job was started again."""
     requeues: int = 0
-    """How often its job was requeued after the time limit before this run began."""
     requeued: bool = False
-    """Whether its launcher has had the job requeued after the time limit."""
     continued_as: str | None = None
-    """The run that continues it."""
 
     @property
     def awaits_another_start(self) -> bool:

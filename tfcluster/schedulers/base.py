@@ -237,8 +237,8 @@ class Scheduler:
 class BatchScheduler(Scheduler):
     """A scheduler with a queue: hosts belong to a job, which tfcluster may submit.
 
-    Besides those of ``Scheduler``, it needs six methods: from ``is_inside`` to
-    ``kill_argv``. The others have defaults for a scheduler that tells nothing.
+    Besides those of ``Scheduler``, it needs ``is_inside``, ``directives``, ``state``
+    and ``kill_argv``. The others have defaults for a scheduler that tells nothing.
     """
 
     submit_command: str
@@ -297,7 +297,7 @@ class BatchScheduler(Scheduler):
 
         They are run in turn, and failures are ignored.
         """
-        raise NotImplementedError
+        return (self.kill_argv(job),)
 
     def kill_argv(self, job: str) -> tuple[str, ...]:
         """The command that ends a job at once."""

@@ -239,12 +239,8 @@ class PbsScheduler(BatchScheduler):
             reason = f"exit status {status}"
         return JobState(phase, word, reason)
 
-    def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
-        # SIGTERM, and after kill_delay SIGKILL.
-        return (self.kill_argv(job),)
-
     def kill_argv(self, job: str) -> tuple[str, ...]:
-        return ("qdel", job)
+        return ("qdel", job)  # SIGTERM, and after kill_delay SIGKILL
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
         """The queue's kill_delay, less the time of a sweep."""

@@ -205,12 +205,9 @@ class SgeScheduler(BatchScheduler):
     def submit_argv(self, script: Path) -> tuple[str, ...]:
         return ("qsub", "-terse", str(script))
 
-    def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
-        # With -notify, the launcher gets SIGUSR2 first.
-        return (self.kill_argv(job),)
-
     def kill_argv(self, job: str) -> tuple[str, ...]:
-        # There is no faster way: a job that is being deleted gets no further signal.
+        # With -notify, the launcher gets SIGUSR2 first. There is no faster way: a job
+        # that is being deleted gets no further signal.
         return ("qdel", job)
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
