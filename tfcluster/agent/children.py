@@ -111,10 +111,7 @@ def oom_kills(text: str) -> int | None:
 
 
 class OomCounter:
-    """Counts processes killed by the OOM killer in this process's control group.
-
-    It is asked when something other than the agent killed a process.
-    """
+    """Counts processes killed by the OOM killer in this process's control group."""
 
     def __init__(self) -> None:
         files = ["/proc/vmstat"]  # of the whole host, if the group has no counter

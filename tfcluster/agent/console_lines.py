@@ -39,10 +39,7 @@ def decoded(line: bytes) -> str:
 
 
 class ConsoleLines:
-    """Lines of one stream of output. An unfinished line is never shown in two parts.
-
-    ``\\r`` ends a line, too, but of such updates only one is shown per interval.
-    """
+    """Lines of one stream; of ``\\r`` updates, only one is shown per interval."""
 
     def __init__(
         self, limit: int = _LINE_BYTES, interval_s: float = UPDATE_INTERVAL_S
@@ -54,8 +51,7 @@ class ConsoleLines:
         self._updated = -interval_s
 
     def feed(self, data: bytes, room: int) -> tuple[list[bytes], int]:
-        """The lines that ``data`` completes, at most ``room`` of them, and the number
-        of the others, which only the file gets."""
+        """The lines that ``data`` completes, at most ``room``, and how many more."""
         lines: list[bytes] = []
         begin, dropped = 0, 0
         while (end := data.find(b"\n", begin)) >= 0 and len(lines) < room:
@@ -156,10 +152,7 @@ class Chunk:
 
 
 class ConsoleQueue:
-    """A queue that drops its oldest lines when it is full, but keeps their number.
-
-    The capture thread fills it, the loop's thread empties it.
-    """
+    """A queue for two threads; full, it drops its oldest lines but counts them."""
 
     def __init__(self, limit: int = _LOG_QUEUE_BYTES) -> None:
         self._limit = limit

@@ -180,8 +180,7 @@ class _Maker:
         self._run("the environment's Python", [*self._python[:-1], python, "-c", ""])
 
     def _add_packages(self, python: Sequence[str], packages: Sequence[str]) -> None:
-        """Make the packages of the base visible, which is itself a virtual environment:
-        venv would take those of the base's own base."""
+        """Add the base's packages: venv would take those of the base's own base."""
         argv = [*python, "-c", _PURELIB]
         shown = self._run("the environment's Python", argv, stdout=subprocess.PIPE)
         lines = [f"import site; site.addsitedir({path!r})\n" for path in packages]
@@ -198,10 +197,7 @@ class _Maker:
         return os.path.join(where, self._spec.files[0][0])
 
     def _run(self, name: str, argv: Sequence[str], stdout: int | None = None) -> str:
-        """Run a program to its end; returns what it prints, if ``stdout`` is a pipe.
-
-        Raises MakingFailed with its ``name``.
-        """
+        """Run to the end; returns what a pipe ``stdout`` got. Raises MakingFailed."""
         try:
             done = subprocess.run(
                 argv,

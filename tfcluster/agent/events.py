@@ -27,10 +27,7 @@ _LAST_READS = 64
 
 
 class FrameSocket:
-    """Our end of a socket on which another process of this host writes frames.
-
-    ``on_garbage`` is called once, with a cause; ``on_end`` when the other end closes.
-    """
+    """Our end of a socket on which another process of this host writes frames."""
 
     def __init__(
         self,
@@ -55,8 +52,7 @@ class FrameSocket:
         return self.socket.fileno() >= 0
 
     def send(self, frame: Struct) -> None:
-        """Send a frame. If the process reads none, the socket fills up, and the frame
-        is lost."""
+        """Send a frame; it is lost if the process reads none."""
         with suppress(OSError):
             self.socket.send(encode(frame))
 
@@ -125,10 +121,7 @@ def listen() -> socket.socket:
 
 
 class Claims:
-    """The claims of one attempt; processes connect to ``listener``.
-
-    ``say`` gets the events of the process that holds the rank, ``complain`` a cause.
-    """
+    """The claims of one attempt, by processes that connect to ``listener``."""
 
     def __init__(
         self,

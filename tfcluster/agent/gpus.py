@@ -19,10 +19,7 @@ _NVIDIA = "/proc/driver/nvidia/gpus"
 def gpus(
     environ: Mapping[str, str], folder: str | os.PathLike[str] = _NVIDIA
 ) -> tuple[str, ...]:
-    """The devices in CUDA_VISIBLE_DEVICES if it is set, else all devices, by number.
-
-    Finds no GPU in containers that lack the driver's folder.
-    """
+    """The devices in CUDA_VISIBLE_DEVICES if it is set, else all devices, by number."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(word.strip() for word in visible.split(",") if word.strip())

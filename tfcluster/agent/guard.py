@@ -64,8 +64,7 @@ class GuardSocket:
 
 
 def guarded(serve: Callable[[GuardSocket], int]) -> int:
-    """Run ``serve`` in a child process. Returns the child's exit code, or
-    ``AGENT_DIED`` after killing everything that the child left."""
+    """Run ``serve`` in a child; returns its exit code, or cleans up after its death."""
     adopt_orphans()
     proc.allow_open_files(OPEN_FILES)  # a task takes five descriptors, a port two
     # A signal that comes before its handler exists would end the guard alone.
@@ -106,10 +105,7 @@ def _own_session() -> None:
 
 
 def _watch(agent: int, guard_socket: socket.socket) -> int:
-    """Wait for the agent, a child, and clean up after it. Returns the exit code.
-
-    All signals of ``AWAITED`` must be blocked.
-    """
+    """Wait for the agent and clean up after it. ``AWAITED`` must be blocked."""
     set_title("tfcluster: guard", "tfcluster-guard")
     _own_session()
     for signum in IGNORED:

@@ -15,10 +15,7 @@ from tfcluster.agent.spawn import SpawnedProgram, SpawnError, spawn
 
 
 class HelperProgram:
-    """A child that is no task, such as a warm interpreter. Its output goes to a log.
-
-    ``on_end`` gets its wait status, and then ``on_output`` its last lines.
-    """
+    """A child that is no task, such as a warm interpreter. Its output goes to a log."""
 
     def __init__(
         self,

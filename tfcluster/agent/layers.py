@@ -53,10 +53,9 @@ class LayerRemover:
                 os.makedirs(folder, 0o700, exist_ok=True)
 
     def settled(self, task: AgentTask) -> None:
-        """Note that a task has ended; the last rank's end clears away all layers.
+        """Note an end; the last rank's end clears away all layers.
 
-        If a rank has failed, the ranks were at different points. So only files that the
-        chief does not have are kept then.
+        If a rank has failed, only files that the chief does not have are kept then.
         """
         folder = task.request.env.get(VARIABLE)
         if folder is None:

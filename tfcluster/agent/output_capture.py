@@ -144,8 +144,7 @@ class LogFile:
 
 
 def _make_folder(path: str) -> None:
-    """Make folders as makedirs does, but make every new folder private, not only the
-    last one."""
+    """Like makedirs, but every new folder is private, not only the last one."""
     if path and not os.path.isdir(path):
         _make_folder(os.path.dirname(path))
         with suppress(FileExistsError):  # another task was faster
@@ -178,10 +177,7 @@ class OutputStream:
 
 
 class OutputCapture:
-    """Runs the capture thread. For the loop's thread.
-
-    ``post`` calls there ``on_lines``, and ``on_broken`` if the thread has failed.
-    """
+    """Runs the capture thread, and posts calls to the loop's thread."""
 
     def __init__(
         self,
@@ -213,9 +209,7 @@ class OutputCapture:
         self._call(lambda: self._add(stream, header))
 
     def drain(self, stream: OutputStream) -> None:
-        """Read an ended process's output to its end, or until none comes for
-        ``_QUIET_S``, or for ``_DRAIN_S``.
-        """
+        """Read to the end, or until none comes for ``_QUIET_S``, or ``_DRAIN_S``."""
         self._call(lambda: self._drain(stream))
 
     def drop(self, stream: OutputStream) -> None:

@@ -149,10 +149,7 @@ def uid_of(pid: int) -> int | None:
 
 
 def environ(pid: int) -> dict[str, str]:
-    """The initial environment of a process, if tfcluster's marks are in it, else {}.
-
-    Most processes are not ours, and their variables are not even parsed.
-    """
+    """The initial environment of a process, if tfcluster's marks are in it, else {}."""
     try:
         data = _bytes_of(f"{PROC}/{pid}/environ")
     except _GONE:

@@ -216,10 +216,7 @@ def _listed(
 
 
 def walk(root: bytes, patterns: Sequence[str]) -> Iterator[Batch]:
-    """The files below ``root`` that match, a few at a time, in a fixed order.
-
-    Follows no links to folders. Raises OSError if ``root`` cannot be read.
-    """
+    """The matching files below ``root``, a few at a time, in order. Raises OSError."""
     folders = [b""]
     while folders:
         below = folders.pop()
@@ -271,8 +268,7 @@ def _row(root: bytes, path: str) -> Batch:
 def _open_below(root: bytes, path: str) -> int:
     """Open a regular file below ``root``, whose own links are resolved. Raises OSError.
 
-    Links are followed as long as they stay below ``root``. Each folder is opened
-    without following links: a link that is made in the meantime leads nowhere.
+    Folders are opened without following links that are made in the meantime.
     """
     real = os.path.realpath(os.path.join(root, raw(path)))
     if not real.startswith(root.rstrip(b"/") + b"/"):

@@ -256,8 +256,7 @@ class Supervisor:
     def close(self, grace_s: float, code: int, others_s: float = 0.0) -> None:
         """Stop everything and exit with ``code``; a second call shortens the grace.
 
-        Processes of another live agent of the run are left to it. We wait ``others_s``
-        for their end, and sweep what that agent leaves if it is killed.
+        Waits ``others_s`` for another agent of the run, and sweeps what it leaves.
         """
         if self._run is not None:
             self._run.stop_all(grace_s)

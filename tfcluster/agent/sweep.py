@@ -96,10 +96,7 @@ def sweep(run: str | None) -> list[ProcessEntry]:
 
 
 def clear_away(run: str | None) -> None:
-    """Remove the files that the run's tasks keep on this host for their next attempt.
-
-    They are in folders ``tfcluster-UID-RUN-WHAT`` in TMPDIR and /tmp.
-    """
+    """Remove folders ``tfcluster-UID-RUN-WHAT``, which tasks keep between attempts."""
     start = f"tfcluster-{os.geteuid()}-{run}-"
     for folder in {os.environ.get("TMPDIR") or "/tmp", "/tmp"} if run else ():
         with suppress(OSError), os.scandir(folder) as entries:

@@ -254,8 +254,7 @@ class TaskPorts:
             self._prove(watch, listening, own)
 
     def _tree(self, task: AgentTask) -> set[int]:
-        """The pids of the task's processes. If its script may listen, this includes
-        orphans that we adopted: a server may go into the background."""
+        """The pids of the task, with adopted orphans if its script may listen."""
         leader = task.process_id
         if leader is None:
             return set()

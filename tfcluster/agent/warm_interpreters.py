@@ -106,8 +106,7 @@ class _Interpreter:
         self._write()
 
     def close(self) -> None:
-        """End it; its tasks continue. Below a wrapper, it ends after all tasks: the end
-        of a container's first process can unmount the image."""
+        """End it, below a wrapper after all tasks: its end may unmount the image."""
         if self.over or self._closed:
             return
         idle = self._ready and not self._unwritten and not self._asked

@@ -304,10 +304,7 @@ def _incoming(root: Path) -> Path:
 
 
 def remember_returned(root: Path, digests: Mapping[str, str]) -> None:
-    """Note that the launcher's folder has these contents, by path.
-
-    Does nothing unless ``root`` is a copy of that folder. Raises OSError.
-    """
+    """Note what the launcher's folder has, if ``root`` is its copy. Raises OSError."""
     if digests and (root / MEMORY).is_file():
         returned = dict(_recall(root, RETURNED))
         for path, digest in digests.items():

@@ -65,8 +65,7 @@ def main(_argv: Sequence[str]) -> int:
 
 
 def _hear_signals() -> None:
-    """Receive the signals that stop a run: the program may ignore or block them, which
-    its children inherit."""
+    """Receive the signals that stop a run: the program may ignore or block them."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -62,10 +62,7 @@ class TfclusterError(Exception):
 
 
 class Problem(NamedTuple):
-    """One finding in a configuration.
-
-    ``where`` is ``file:line:column``, a flag, or an environment variable.
-    """
+    """One finding in a configuration, and where: file:line:column, flag or variable."""
 
     where: str
     message: str

@@ -30,11 +30,7 @@ class NotPlainError(TypeError):
 
 
 def write(path: str, value: object, name: str) -> None:
-    """Write ``value`` to a private file, which appears once it is complete.
-
-    Messages call the value ``name``. Arrays keep dtype and shape. Raises NotPlainError
-    for a value that is not plain, or OSError.
-    """
+    """Write ``value``, called ``name``, to a private file. Raises NotPlainError."""
     encoder = _Encoder(value, name)
     beside = f"{path}.new"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -44,10 +40,7 @@ def write(path: str, value: object, name: str) -> None:
 
 
 def packed(value: object, name: str) -> bytes:
-    """The bytes of ``value``; an instance of a subclass counts as its base class.
-
-    Raises NotPlainError.
-    """
+    """The bytes of ``value``, subclasses as base classes. Raises NotPlainError."""
     data = io.BytesIO()
     _Encoder(value, name, subclasses=True).write(data)
     return data.getvalue()

@@ -16,11 +16,7 @@ _COMM_BYTES = 15
 
 
 def set_title(title: str, short: str) -> None:
-    """Show ``title`` as the command line and ``short`` as the command's name.
-
-    ``title`` is truncated to the length of the current command line. Nothing changes
-    if /proc is missing or forbids it: a title is not worth an error.
-    """
+    """Show ``title`` (cut to the old length) and ``short`` in ``ps``, if possible."""
     try:
         _write_command_line(title)
         with open("/proc/self/comm", "wb") as comm:  # noqa: PTH123 - the agent starts with it

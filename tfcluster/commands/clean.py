@@ -42,10 +42,7 @@ def clean(
     environments: bool = False,
     dry_run: bool,
 ) -> int:
-    """Remove what ended longer than ``older_than`` ago; says what it removes and keeps.
-
-    Returns an exit code. Raises ConfigError if ``older_than`` is not a duration.
-    """
+    """Remove what ended longer than ``older_than`` ago. Raises ConfigError."""
     age_s = parse_duration(older_than)
     if age_s is None:
         hint = "write a number with a unit: 12h, 7d, 0s"

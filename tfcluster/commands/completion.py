@@ -59,10 +59,7 @@ def task_words(run: str | None, environ: Mapping[str, str]) -> list[Word]:
 
 
 def setting_words(written: str) -> list[Word]:
-    """How ``KEY=VALUE`` may continue, one level of the dotted key at a time.
-
-    ``runtime.`` leads to ``runtime.strategy=``, and that to ``runtime.strategy=none``.
-    """
+    """How ``KEY=VALUE`` may continue, one level of the dotted key at a time."""
     path, equals, _ = written.partition("=")
     *parents, last = path.split(".")
     keys: Mapping[str, Key] = cluster_model(relevant(())).keys

@@ -194,11 +194,7 @@ def setup(
     *,
     passed: Sequence[str] = (),
 ) -> int:
-    """Run the setup lines and make the environment on every host.
-
-    Prints the interpreter of each host. Returns the exit code with which a launch would
-    fail. Raises TfclusterError.
-    """
+    """Run the setup lines and make the environment on every host; print its Python."""
     description = load_file(path, environ, overrides=overrides, passed=passed)
     if not description.prepares_hosts:
         message = "there is nothing to set up"

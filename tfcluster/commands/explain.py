@@ -86,10 +86,7 @@ def _refuse(description: Description) -> None:
 def _run(
     spec: TaskSpec, ranks: int, environ: Mapping[str, str]
 ) -> tuple[int, dict[str, Any] | None]:
-    """The program's exit code (negative: a signal), and the answer unless it failed.
-
-    What the program prints goes to stderr, since stdout is for the answer.
-    """
+    """The program's exit code (negative: a signal), and the answer unless it failed."""
     with tempfile.TemporaryDirectory(prefix="tfcluster-explain-") as folder:
         file = Path(folder) / "answer.json"
         _, *program = spec.arguments

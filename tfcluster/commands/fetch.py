@@ -69,10 +69,7 @@ def fetch(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Fetch files of a run; returns 1 if some could not be fetched.
-
-    ``words`` is ``[RUN] [PATTERN...]``. Raises TfclusterError.
-    """
+    """Fetch files; ``words``: ``[RUN] [PATTERN...]``; 1 if some were not fetched."""
     paths, patterns = _split(words, environ)
     description = resized(paths)
     view = read_run(paths, now_s=time.time())
@@ -155,10 +152,7 @@ def _split(
 def _from_launcher(
     paths: RunPaths, launcher_host: str, wanted: Fetch, screen: Screen
 ) -> list[ResultsView] | None:
-    """Have the launcher fetch, and wait until it has. Raises ContactLostError.
-
-    Returns None if the run has ended before the launcher saw the request.
-    """
+    """Have the launcher fetch; None: the run ended first. Raises ContactLostError."""
     request = LauncherRequest(paths, wanted)
     checked_s = time.monotonic()
     hosts: list[str] | None = None
@@ -212,10 +206,7 @@ def _afterwards(
     environ: Mapping[str, str],
     screen: Screen,
 ) -> list[ResultsView]:
-    """Fetch through new agents, once the run is over.
-
-    Raises HostError if no host can be reached.
-    """
+    """Fetch through new agents, once the run is over. Raises HostError."""
     # These imports include the launcher, which takes longer than the rest.
     from tfcluster.commands.fetch import fetch_late
     from tfcluster.launcher.results import event_fields
@@ -276,10 +267,7 @@ def fetch_late(
     force: bool,
     show: Callable[[Mapping[str, TransferOutcome]], None],
 ) -> list[tuple[TransferOutcome, TfclusterError | None]]:
-    """Fetch from hosts whose run is over; an error says why a host was not reached.
-
-    ``show`` is called now and then with the outcomes so far.
-    """
+    """Fetch from hosts whose run is over; an error says why a host was not reached."""
     root, sync = description.workdir, description.sync
     folder = str(root) if sync is None else sync.folder
     wanted = WantedFiles(folder, witnesses(root), patterns)

@@ -73,10 +73,7 @@ def launch_described(
     detach: bool,
     begun: Begun = lambda paths: None,
 ) -> int:
-    """Run what a Description says; returns the exit code. Raises TfclusterError.
-
-    ``begun`` is called once the run exists, unless another process drives it.
-    """
+    """Run what a Description says; returns the exit code. Raises TfclusterError."""
     if scheduler := submits_to(description, environ):
         return _launch_as_job(
             description, scheduler, environ, display, begun, detach=detach
@@ -304,10 +301,7 @@ def rerun(
     name: str | None,
     detach: bool,
 ) -> int:
-    """Launch a run again, as a new run; returns its exit code. Raises TfclusterError.
-
-    Uses the configuration that the run was launched with, not the file as it is now.
-    """
+    """Launch again what a run was launched with; returns the exit code."""
     paths = find(state_dir(environ), run)
     description = launched(paths)
     if name is not None:

@@ -65,10 +65,7 @@ _SLOTS = re.compile(r"(.+):([0-9]{1,6})")
 
 
 def resize(words: Sequence[str], environ: Mapping[str, str], *, now: bool) -> int:
-    """Ask the launcher of a run to resize it. Raises TfclusterError.
-
-    ``words`` is ``[RUN] CHANGE...``. Returns once the launcher has taken the request.
-    """
+    """Ask the launcher to resize; ``words``: ``[RUN] CHANGE...``."""
     run, request = resize_request(words, now=now)
     paths = find(state_dir(environ), run)
     view = read_run(paths, now_s=time.time())
@@ -148,10 +145,7 @@ ANSWERS_S = 3.0
 
 
 def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Print the stacks of a run's running tasks. Raises TfclusterError.
-
-    ``words`` is ``[RUN] [TASK...]``.
-    """
+    """Print the stacks of tasks; ``words``: ``[RUN] [TASK...]``."""
     run, tasks = split_words(words)
     paths, files = log_files(run, tasks, environ)
     view = read_run(paths, now_s=time.time())

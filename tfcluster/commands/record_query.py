@@ -75,10 +75,7 @@ def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def log_files(
     run: str | None, tasks: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[RunPaths, dict[str, Path]]:
-    """The log files of a run's named tasks, by task; of all tasks if none is named.
-
-    Raises ConfigError if there is no such run or task.
-    """
+    """The log files of these tasks, or of all, by task. Raises ConfigError."""
     paths = find(state_dir(environ), run)
     plan = read_json(paths.plan) or {}
     all_tasks = [TaskId.parse(entry["task"]) for entry in plan.get("tasks", ())]

@@ -52,10 +52,7 @@ def default_name(run: str) -> str:
 
 
 def write_report(run: str, path: Path, environ: Mapping[str, str]) -> Path:
-    """Write the report of a run to a file; returns its path.
-
-    Raises ConfigError without a run or matplotlib, or ResourceError if it cannot write.
-    """
+    """Write the report of a run to a file. Raises ConfigError or ResourceError."""
     if not path.parent.is_dir():  # checked before anything is drawn
         raise _unwritable(path, f"there is no folder {path.parent}")
     if path.is_dir():
@@ -112,10 +109,7 @@ _NOTHING_YET = (
 
 
 def trace(run: str | None, environ: Mapping[str, str], *, output: str | None) -> int:
-    """Write the trace of a run to a file, or to standard output for ``-``.
-
-    Raises TfclusterError.
-    """
+    """Write the trace to a file, or to standard output for ``-``."""
     paths = find(state_dir(environ), run)
     events = read_events(paths.events)
     view = read_run(paths, now_s=time.time())

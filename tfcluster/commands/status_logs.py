@@ -75,10 +75,7 @@ def logs(
     count: int,
     everything: bool,
 ) -> int:
-    """Print the last lines of tasks; with ``follow``, also new lines as they come.
-
-    Unless ``everything``, without the lines that ``launch`` leaves out.
-    """
+    """Print last lines, without ``everything`` as ``launch`` shows them; or follow."""
     run, tasks = split_words(words)
     paths, files = log_files(run, tasks, environ)
     everything = everything or is_debugging(environ)

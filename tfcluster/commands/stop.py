@@ -51,10 +51,9 @@ def stop(
     say: Say,
     patience_s: float | None = None,
 ) -> RunView:
-    """Stop a run and wait until it is over; returns its final state.
+    """Stop a run (``now``: kill it) and wait; returns its final state.
 
-    ``now`` kills all tasks at once, after ``patience_s`` the launcher, too. Raises
-    ContactLostError if the launcher cannot be reached or does not stop.
+    Raises ContactLostError if the launcher cannot be reached or does not stop.
     """
     first = find(state_dir(environ), run)
     paths = latest(first)
@@ -147,11 +146,7 @@ def _await_end(paths: RunPaths, patience_s: float) -> RunView:
 
 
 def _first(file: Path, stack: ExitStack) -> bool:
-    """Whether no other `stop` of this run is still waiting.
-
-    Locks an existing file, because the state folder may be full or read-only. The lock
-    ends with this process, so a killed `stop` does not block others.
-    """
+    """Whether no other live `stop` of this run is waiting, by a lock on a file."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -187,11 +182,7 @@ def _handle(launcher: LauncherView) -> Iterator[int | None]:
 
 
 def _kill(launcher: LauncherView) -> None:
-    """SIGKILL the launcher and its local agents, which are children of its children.
-
-    The guard of such an agent then kills everything that the agent started. Agents on
-    other hosts end everything when their channel ends.
-    """
+    """SIGKILL the launcher and its local agents, whose guards then clean up."""
     import psutil  # imported here: few runs need it
 
     with _handle(launcher) as handle:

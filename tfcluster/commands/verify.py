@@ -56,10 +56,7 @@ class VerifyOptions:
 def verify(
     words: Sequence[str], options: VerifyOptions, environ: Mapping[str, str]
 ) -> int:
-    """Compare and print the answer; 0 if the results are equal, 1 if not.
-
-    Raises TfclusterError if a run cannot be started.
-    """
+    """Compare and print the answer; 0: equal, 1: not equal. Raises TfclusterError."""
     description = _described(words, options, environ)
     if not options.in_place:
         require_small(description.workdir)
@@ -179,10 +176,7 @@ class _Trials:
     def run(
         self, name: str, described: Description, what: str, *, other: bool = False
     ) -> Trial:
-        """Run ``described``; ``what`` describes it to the user.
-
-        ``other``: with another number of threads, and with other rounding errors.
-        """
+        """Run ``described``; ``other``: with other threads and rounding errors."""
         display = self._options.display
         say_progress(f"running the program {what}", display)
         place = self._scratch.folder / name
@@ -231,10 +225,7 @@ class _Trials:
     def compared(
         self, alone: Trial, other: Trial, tolerance: float, again: Trial | None = None
     ) -> tuple[Comparison, Difference | None]:
-        """The comparison of the steps, and the first difference in steps or outputs.
-
-        ``again`` shows the noise of one process.
-        """
+        """The comparison of steps, and the first difference in them or outputs."""
         if again is not None and again.failure is not None:
             again = None
         noise = Noise(tolerance)

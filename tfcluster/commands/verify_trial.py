@@ -76,10 +76,7 @@ def described(
     overrides: Sequence[str],
     passed: Sequence[str],
 ) -> Description:
-    """What a file describes, or a command on ``count`` ranks; shows the warnings.
-
-    Raises ConfigError.
-    """
+    """What a file describes, or a command on ``count`` ranks. Raises ConfigError."""
     if Path(words[0]).suffix in (".yaml", ".yml"):
         changes = {"tasks.worker": count, "tasks.ps": ps or None}
         set_here = [f"{key}={n}" for key, n in changes.items() if n is not None]
@@ -173,12 +170,10 @@ def run_trial(
     orphaned: Callable[[], None],
     moved: bool = False,
 ) -> Trial:
-    """Run ``description`` in ``workdir`` until it ends, or has made ``steps`` steps.
+    """Run ``description`` in ``workdir`` until it ends or has made ``steps`` steps.
 
-    ``scratch`` is an empty folder for the record. With ``moved``, gradients are moved
-    by about their rounding errors. If this process dies, the run is
-    stopped, and then its launcher calls ``orphaned``. Raises TfclusterError if the run
-    cannot be started.
+    ``scratch`` is an empty folder. ``moved``: gradients are moved by about their
+    rounding errors. If this process dies, the run stops and calls ``orphaned``.
     """
     recording = scratch / "recording"
     recording.mkdir()

@@ -172,11 +172,7 @@ class Describer:
     def _python(
         self, keys: Keys, python: model.Interpreter | None
     ) -> model.Interpreter | None:
-        """The interpreter: a path, a name, or a command whose last word is either.
-
-        A bare name is looked up on the hosts. In a command, paths stay as they are:
-        the last one may be a path in a container.
-        """
+        """A name (looked up on hosts), a path, or a command, whose paths stay."""
         if python is None:
             return None
         if len(python) > 1:

@@ -82,10 +82,7 @@ class PathError(ValueError):
 
 
 def absolute(text: str, folder: Path, environ: Mapping[str, str]) -> Path:
-    """``text`` relative to ``folder``, with a leading ``~/`` expanded.
-
-    Links are not resolved: the path may be on other hosts. Raises PathError.
-    """
+    """``text`` relative to ``folder`` or ``~/``, links unresolved. Raises PathError."""
     if text == "~" or text.startswith("~/"):
         home = environ.get("HOME")
         if not home:
@@ -124,8 +121,7 @@ def exists(path: Path) -> bool:
 
 
 def secret_problem(path: Path) -> tuple[str, str | None] | None:
-    """Why the file must not hold a secret (message, hint); None if it may, or is
-    missing."""
+    """Why the file must not hold a secret, and a hint; None: it may, or is missing."""
     status = _status(path)
     if status is None:
         return None

@@ -19,10 +19,7 @@ MAX_HOSTS = 100_000
 
 
 def listed_hosts(items: Sequence[HostItem], findings: Findings) -> tuple[Host, ...]:
-    """The hosts in the order of the list; problems go to ``findings``.
-
-    Of hosts with the same name, each one's unique name contains its port.
-    """
+    """The hosts in the list's order, with unique names; problems go to ``findings``."""
     listed: list[tuple[Host, Mark]] = []
     for index, item in enumerate(items):
         listed.extend(_expanded(item, findings.item(("hosts",), index), findings))

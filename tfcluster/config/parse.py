@@ -36,11 +36,7 @@ _FORBIDDEN = re.compile("[\0\ud800-\udfff]")
 
 
 def parse(content: str, source: Mark, report: Report) -> Node | None:
-    """The tree of a text; None if it is empty.
-
-    ``source`` is a file, or a flag, whose nodes have no separate lines.
-    Problems go to ``report``; raises ConfigError if the rest cannot be parsed.
-    """
+    """The tree of a file or flag, None if it is empty. May raise ConfigError."""
     located = bool(source.line)
     if unprintable := _UNPRINTABLE.search(content):
         before = content[: unprintable.start()]

@@ -240,10 +240,7 @@ class Nested:
 def read(
     section: type[AnySection], value: object, path: Path, mistakes: Mistakes
 ) -> AnySection:
-    """The section that a mapping describes, or INVALID.
-
-    Invalid values are replaced by defaults.
-    """
+    """The section of a mapping, or INVALID; defaults replace invalid values."""
     if (short := section.shorthand) and not isinstance(value, dict):
         takes_list = isinstance(section.keys[short].kind, ListShape)
         if takes_list or not isinstance(value, list):

@@ -106,11 +106,7 @@ def without(root: Map, path: Keys) -> Map:
 
 
 def value(node: Node, shared: dict[int, Any] | None = None) -> Any:
-    """The tree as Python objects: dicts, lists and scalars.
-
-    Nodes that occur in several places (YAML aliases) become one object: ``shared`` has
-    those of the nodes so far, by identity.
-    """
+    """The tree as Python objects; aliased nodes, in ``shared`` by id, become one."""
     if isinstance(node, Scalar):
         return node.value
     shared = {} if shared is None else shared

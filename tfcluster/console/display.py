@@ -49,10 +49,7 @@ class Style:
     """The columns of the longest task name."""
 
     def prefix(self, task: str, also: int = 0) -> str:
-        """The prefix of the lines of a task, and of ``also`` others.
-
-        ``worker:1 | ``, ``worker:0 +2 | ``.
-        """
+        """The prefix of lines: ``worker:1 | ``, with others ``worker:0 +2 | ``."""
         text = f"{task} +{also}" if also else task
         return self._paint(text.ljust(self.width), _colour(task)) + " | "
 

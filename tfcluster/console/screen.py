@@ -51,10 +51,7 @@ class Screen:
     def log(
         self, task: str, lines: Sequence[str], *, skipped: int = 0, also: int = 0
     ) -> None:
-        """Show a task's raw lines; ``skipped`` lines before them are missing.
-
-        ``also`` other tasks have printed the same lines.
-        """
+        """Show raw lines, which ``also`` others print, after ``skipped`` ones."""
         name = self._out_style.prefix(sanitise_word(task), also)
         prefix = self._display.stamp(time.time()) + name
 

@@ -82,10 +82,7 @@ def table(
     right: Iterable[int] = (),
     indent: str = "",
 ) -> list[str]:
-    """The lines of a table; the columns in ``right`` are right-aligned.
-
-    Empty columns are left out. Cells may have colours.
-    """
+    """The lines of a table without empty columns; those in ``right`` align right."""
     body = [list(row) for row in rows]
     count = max(map(len, body), default=0)
     columns = [i for i in range(count) if any(len(r) > i and r[i] for r in body)]

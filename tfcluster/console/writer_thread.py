@@ -23,10 +23,7 @@ from tfcluster.console.text import cut, plural, width
 
 
 class Stream:
-    """A standard stream; ``file`` is None if the program was started without it.
-
-    Writes may block. A closed stream silently discards everything.
-    """
+    """A standard stream, perhaps None; one that is closed discards everything."""
 
     def __init__(self, file: TextIO | None, environ: Mapping[str, str]) -> None:
         self._file = file
@@ -133,10 +130,7 @@ class WriterThread:
         *,
         skipped: int = 0,
     ) -> None:
-        """Queue log lines as ``render`` shows them, if there is room.
-
-        ``skipped`` lines before them are already missing, which ``render`` shows.
-        """
+        """Queue log lines if there is room; ``skipped`` before them are missing."""
         with self._changed:
             if self._closing or stream.closed:
                 return

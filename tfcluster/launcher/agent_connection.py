@@ -135,10 +135,7 @@ Post = Callable[[Received | Closed], None]
 
 
 class AgentConnection:
-    """One agent's channel, with a thread that writes to it.
-
-    ``post`` is called from the thread of ``reader``, and for the end from another one.
-    """
+    """One agent's channel, with a writing thread; other threads call ``post``."""
 
     def __init__(
         self,
@@ -223,10 +220,7 @@ class AgentConnection:
 
 
 class Reception:
-    """Finds the messages of an agent in what arrives on its channel. Pure.
-
-    A login shell may write other text before the agent greets us with our nonce.
-    """
+    """Finds the messages of an agent in what arrives on its channel. Pure."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce
@@ -253,10 +247,7 @@ class Reception:
             raise WireError(f"no hello from the agent; it said: {lines[-1][:200]}")
 
     def _hello(self, line: bytes) -> Message | None:
-        """The hello with our nonce; None for any other line, which is noise.
-
-        Raises WireError if the agent has another version, and so other messages.
-        """
+        """The hello with our nonce; None: noise. Raises WireError for a version."""
         try:
             frame = parse(line)
         except WireError:
@@ -281,9 +272,8 @@ def open_agent(
 ) -> AgentConnection:
     """Start an agent and send it ``open``. Raises HostError or StartError.
 
-    The caller calls ``listen`` once it can handle messages.
-    ``witness`` is the path of a file of this run. The agent says whether it sees that
-    file, that is, whether the host shares our files.
+    The caller calls ``listen`` once it can handle messages. The agent says whether
+    it sees the file ``witness`` of this run, so whether the host shares our files.
     """
     nonce = os.urandom(16).hex()
     channel = starter.start_agent(host)
@@ -312,10 +302,7 @@ def open_all(
     open_one: Callable[[Host], AgentConnection],
     post: Callable[[Opened | Unopened], None],
 ) -> None:
-    """Start an agent on each host, in FAN_OUT threads; does not wait for them.
-
-    ``open_one`` calls ``open_agent``.
-    """
+    """Start agents by ``open_one``, FAN_OUT at a time; does not wait for them."""
     waiting: SimpleQueue[Host] = SimpleQueue()
     for host in hosts:
         waiting.put(host)

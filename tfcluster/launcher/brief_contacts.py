@@ -37,10 +37,7 @@ def greeting_s(count: int) -> float:
 
 
 class BriefContacts:
-    """Opens agents, listens to them, and closes them. Used by one thread.
-
-    The agents' run is named after ``purpose``, so that they never sweep a user's run.
-    """
+    """Opens agents, in a run named ``purpose``, and closes them. For one thread."""
 
     def __init__(self, starter: Starter, purpose: str) -> None:
         self._starter = starter
@@ -56,10 +53,7 @@ class BriefContacts:
         open_all(self._starter, hosts, self._open_one, self._items.put)
 
     def next(self, timeout_s: float) -> Item | None:
-        """The next item; None if there is none for now: call again.
-
-        Waits at most ``timeout_s``, and sends heartbeats when they are due.
-        """
+        """The next item; None: none in ``timeout_s``. Sends heartbeats when due."""
         self._ping()
         with contextlib.suppress(Empty):
             item = self._items.get(timeout=min(max(0.0, timeout_s), HEARTBEAT_S))

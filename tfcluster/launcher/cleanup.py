@@ -84,8 +84,7 @@ class Cleanup:
 def sweep(starter: Starter, host: Host, run: str, reader: ChannelReader) -> int | None:
     """End all processes with the run's marks on ``host``; returns how many.
 
-    Returns None if no agent answered in time, or if an older agent is still alive and
-    has processes. Raises HostError or StartError.
+    None: no agent answered in time, or an older one lives. Raises StartError.
     """
     until = time.monotonic() + SWEEP_S
     for _ in range(SWEEPERS):

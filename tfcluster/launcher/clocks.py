@@ -22,11 +22,7 @@ _LEAST_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A host's monotonic clock compared with our clock, in seconds.
-
-    When the host's clock showed ``monotonic_s``, ours (Unix time) was ``offset_s``
-    ahead, give or take ``uncertainty_s``.
-    """
+    """At ``monotonic_s`` on a host, Unix time was ``offset_s`` ahead, in seconds."""
 
     monotonic_s: float
     offset_s: float
@@ -34,18 +30,12 @@ class Measured:
 
     @classmethod
     def of(cls, monotonic_s: float, asked_s: float, heard_s: float) -> Measured:
-        """The measurement from an answer: the clock was read before we heard it.
-
-        As in NTP, we assume that it was read in the middle.
-        """
+        """The measurement from an answer: read in the middle, as NTP assumes."""
         half_s = max(0.0, heard_s - asked_s) / 2
         return cls(monotonic_s, asked_s + half_s - monotonic_s, half_s)
 
     def says_more_than(self, last: Measured | None) -> bool:
-        """Whether this measurement must be recorded after ``last``.
-
-        It must if it is much more certain, or if the clocks have drifted apart.
-        """
+        """Whether it is much more certain than ``last``, or clocks have drifted."""
         if last is None or self.uncertainty_s < last.uncertainty_s / 2:
             return True
         moved_s = abs(self.offset_s - last.offset_s)
@@ -53,11 +43,7 @@ class Measured:
 
 
 def certain_lead(there_s: float, asked_s: float, heard_s: float) -> float:
-    """How many seconds a clock is ahead for certain (negative: behind).
-
-    It showed ``there_s`` at some time between ``asked_s`` and ``heard_s`` on our clock.
-    When many hosts are asked at once, answers take long, and only large errors show.
-    """
+    """How far a clock that showed ``there_s`` meanwhile is ahead (behind: negative)."""
     return there_s - min(max(there_s, asked_s), heard_s)
 
 

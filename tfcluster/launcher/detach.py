@@ -28,11 +28,10 @@ a run."""
 
 
 def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> str:
-    """Run ``launch`` in a child that outlives us; returns the run id once there is one.
+    """Run ``launch`` in a child that outlives us; returns the run's id.
 
-    With ``orphaned``, the child ends the run if we die, as if it got SIGTERM, and then
-    calls ``orphaned``. Raises the TfclusterError that prevented the run. Must be called
-    before any thread is started, because it forks.
+    With ``orphaned``, the child ends the run if we die, and calls it. Raises what
+    prevented the run. Must be called before any thread is started, because it forks.
     """
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -59,11 +58,7 @@ def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> s
 
 
 def leave_terminal(paths: RunPaths) -> None:
-    """Redirect this process's output to a file of the record; take its input away.
-
-    For a submitted run, the file has the messages of the launcher in the job: a
-    follower of the job writes none.
-    """
+    """Redirect our output to a file of the record, or of a job to nothing; no input."""
     if paths.job.exists():
         log = os.open(os.devnull, os.O_WRONLY)
     else:
@@ -76,11 +71,7 @@ def leave_terminal(paths: RunPaths) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Get SIGTERM once the program is gone, however it ended.
-
-    Unlike prctl(PR_SET_PDEATHSIG), a pidfd does not depend on the thread that started
-    us, and unlike a pipe, no child of the program can keep it open.
-    """
+    """Get SIGTERM once the program is gone, by a pidfd that no child can keep open."""
     try:
         handle = os.pidfd_open(parent)
     except ProcessLookupError:

@@ -324,10 +324,7 @@ class Driver:
                     self._finish = action
 
     def _plan_again(self, left: Container[str]) -> None:
-        """Plan for the remaining hosts, whose addresses are already known.
-
-        A resize may add hosts, which have reported their addresses in the meantime.
-        """
+        """Plan for the remaining hosts; a resize may have added some, too."""
         after = self._resizer.job_on(left) if self._state.resizing else None
         try:
             if after is None:

@@ -63,10 +63,7 @@ class HostFacts:
         return [(name, facts) for name, facts in self._facts.items() if facts]
 
     def located(self, hosts: Iterable[Host], *, alone: bool) -> dict[str, Host]:
-        """The hosts, by name, with what their agents have said about them.
-
-        Their addresses are those at which other hosts reach them, unless ``alone``.
-        """
+        """The hosts by name, with what agents said, and addresses for the others."""
         machines = self._machines()
         located = {host.name: host for host in hosts}
         for name, facts in self._items():
@@ -167,8 +164,7 @@ def _is_reachable(text: str) -> bool:
 
 
 def resolved_address(host: Host) -> tuple[str, ...]:
-    """What the host's name or configured address resolves to; () if it is an IP
-    address."""
+    """What the host's name or configured address resolves to; () for an IP address."""
     if host.address is None:
         return resolve(host.name)
     try:
@@ -190,9 +186,8 @@ def resolve(name: str) -> tuple[str, ...]:
 def threads_env(specs: Iterable[TaskSpec]) -> dict[str, str | None]:
     """The number of threads in which each rank computes an operation.
 
-    All ranks have the same number, because the bits of a product depend on it, and all
-    ranks must have the same bits. Empty if each rank has a host to itself, or if the
-    cores of a host are unknown.
+    It is the same for all ranks, because the bits of a product depend on it. Empty if
+    each rank has a host to itself, or the cores of a host are unknown.
     """
     shares = [
         (spec.place.host.cpus or 0) / spec.place.local_size

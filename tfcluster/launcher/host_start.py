@@ -158,10 +158,7 @@ class Unable:
 
 @dataclass(frozen=True, slots=True)
 class NotImported:
-    """There is no such warm interpreter (any more).
-
-    Its tasks can start without it, unless this says that the host is ``unable``.
-    """
+    """There is no such warm interpreter (any more); ``unable``: the host fails."""
 
     key: str
     unable: Unable | None = None
@@ -262,11 +259,7 @@ def warm_of(state: State) -> frozenset[str]:
 
 
 def step(host: str, state: State, event: Event) -> Result:
-    """The state after ``event``, and the actions to perform, in order.
-
-    An event that has no meaning in the state changes nothing: it may have been on its
-    way when the state changed.
-    """
+    """The state after ``event``, if it means anything in this state, and actions."""
     match state:
         case Connecting():
             return _while_connecting(host, state, event)

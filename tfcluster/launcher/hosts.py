@@ -111,11 +111,7 @@ class Hosts:
         )
 
     def prepare_for(self, job: Job) -> list[str]:
-        """Prepare for a job on more hosts or with other tasks, which begins later.
-
-        Starts agents on the job's new hosts, and returns these hosts: they are prepared
-        while the tasks of the current job run. Other hosts hold more ports if needed.
-        """
+        """Prepare for a later job, whose new hosts are started and returned."""
         self._run.current.planned = job
         new = []
         for host in job.used_hosts():
@@ -213,10 +209,7 @@ class Hosts:
             self._step(self._contacts[name], host_start.GivenUp())
 
     def finish(self) -> list[str]:
-        """Wait for running sweeps and end all contacts.
-
-        Returns the lost hosts that could not be swept.
-        """
+        """Wait for sweeps, end all contacts; returns the hosts not swept."""
         unswept = self.sweeps.wait()
         for contact in self._contacts.values():
             if contact.connection is not None:
@@ -306,9 +299,7 @@ class Hosts:
     def elapsed(self, seconds: float) -> list[Event]:
         """Add to every host's silence; a host that was silent for too long is lost.
 
-        The caller adds little at a time, so that a launcher that was itself suspended
-        does not blame its hosts. What has arrived here counts, even if the launcher has
-        not handled it yet because too many lines arrive.
+        Called with little at a time: we may have been suspended, or be behind.
         """
         for name, contact in self._contacts.items():
             connection, has_greeted = contact.connection, name in self.facts
@@ -359,10 +350,7 @@ class Hosts:
         return self._take_events()
 
     def received(self, host: str, message: messages.Message) -> list[Event] | None:
-        """Lifecycle events of a message about the host; None if it is for the caller.
-
-        Raises ProtocolError.
-        """
+        """Lifecycle events of a message about the host; None: for the caller."""
         self.silence.heard(host)
         contact = self._contacts[host]
         match message:

@@ -110,11 +110,7 @@ class Job:
         return tuple(host for host in self.allocation.hosts if host.name in used)
 
     def located(self, hosts: Mapping[str, Host]) -> Job:
-        """The same job with what its hosts, by name, have reported.
-
-        Configured GPUs take precedence; reported ones are divided among the tasks.
-        Raises StartError if a machine has too few GPUs.
-        """
+        """The job with what its hosts reported. Raises StartError without GPUs."""
         before = [spec.place for spec in self.specs.values()]
         places = [replace(place, host=hosts[place.host.name]) for place in before]
         more_gpus = self.allocation.more_gpus
@@ -185,10 +181,7 @@ class Job:
         return chosen_transport(self.description.runtime, places)
 
     def resized(self, hosts: Sequence[Host], workers: int) -> Job:
-        """The job with this number of workers on ``hosts``, some of them perhaps new.
-
-        Raises StartError if they have too few slots or GPUs.
-        """
+        """The job with so many workers on ``hosts``. Raises StartError."""
         used = {spec.place.host.name: spec.place.host for spec in self.specs.values()}
         by_name = {host.name: used.get(host.name, host) for host in hosts}
         places = [spec.place for spec in self.specs.values()]
@@ -255,18 +248,12 @@ def role_of(spec: TaskSpec) -> Role:
 
 
 def is_awaited(spec: TaskSpec) -> bool:
-    """Whether the task counts as started once it listens; data workers choose their
-    port, so they do not."""
+    """Whether it counts as started once it listens (not a data worker: any port)."""
     return spec.server and (spec.task.type != "data" or spec.task == DISPATCHER)
 
 
 def search_paths(job: Job, package: str) -> dict[str, str]:
-    """Search path variables, and the folder to prepend to each, for all tasks.
-
-    Every Python below the command of a training task finds the runtime there. Other
-    tasks get it, too, because they may share a warm interpreter with such a task.
-    With the strategy ``none``, only a program whose steps are recorded needs it.
-    """
+    """The folder to prepend to each search path, so that tasks find the runtime."""
     recorded = RECORDING in job.description.env
     if job.description.runtime.strategy is Strategy.NONE and not recorded:
         return {}
@@ -318,11 +305,7 @@ _MAX_BYTES = 4 << 20
 
 
 def uses_tensorflow(program: Program, workdir: Path) -> bool:
-    """Whether the program or a module beside it mentions TensorFlow or Keras.
-
-    Also True for a program that cannot be read here (an installed module, a file on
-    another host).
-    """
+    """Whether the program or a module beside it mentions TensorFlow, or is not here."""
     _, kind, *rest = program.arguments
     if kind == "-c":
         return bool(_MENTION.search(rest[0].encode(errors="replace")))

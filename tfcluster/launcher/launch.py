@@ -101,10 +101,7 @@ def check(
     environ: Mapping[str, str],
     paths: RunPaths | None = None,
 ) -> Launch:
-    """Check everything that can be checked before anything starts.
-
-    ``paths`` is the run if ``submit`` has already begun it. Raises TfclusterError.
-    """
+    """Check all that can be checked before a start. Raises TfclusterError."""
     original, backend = description, schedulers.get(description.backend)
     scheduler = backend if isinstance(backend, BatchScheduler) else None
     requeuing = backend if isinstance(backend, Requeuing) else None
@@ -187,11 +184,7 @@ class Launch:
     def run(
         self, begun: Begun, environ: Mapping[str, str], display: Display = DEFAULT
     ) -> int:
-        """Run it to its end and return the exit code.
-
-        ``begun`` is called as soon as the run exists. Raises TfclusterError if it could
-        not be begun.
-        """
+        """Run to the end; returns the exit code. May raise before ``begun``."""
         queue: SimpleQueue[Item] = SimpleQueue()
         with ExitStack() as stack:
             # From before the run exists until its end is recorded: an early signal also
@@ -246,11 +239,7 @@ class Launch:
     def _begin(
         self, stack: ExitStack, environ: Mapping[str, str]
     ) -> tuple[RunPaths, Writer]:
-        """Create the run's folder and first files, and take its name if it has one.
-
-        From then on, the record says what happens. A record that could not be begun
-        would never have an end, so it is removed.
-        """
+        """Create the run's folder and first files, or remove it; take its name."""
         name = self.prepared.description.name
         before = self._continued(environ)
         paths = self.paths or create_run(self.state, name, time.time())
@@ -351,10 +340,7 @@ class Launch:
     def _explained(
         self, finish: Finish, environ: Mapping[str, str]
     ) -> tuple[Finish, str | None]:
-        """Look up why the scheduler told us to end, if the signal came from it.
-
-        Returns ``finish`` with the exit code for that reason, and a sentence or None.
-        """
+        """``finish`` with the scheduler's reason as exit code, and a sentence."""
         if self.scheduler is None or finish.exit_code != ExitCode.TERMINATED:
             return finish, None
         code = self.scheduler.why_ending(environ)

@@ -36,10 +36,7 @@ class Journal:
     def progress(
         self, tasks: Mapping[str, Mapping[str, Any]], attempts: Mapping[str, int]
     ) -> None:
-        """Record the tasks' progress, which also shows that the launcher is alive.
-
-        ``attempts`` has the current attempt of each task.
-        """
+        """Record the tasks' progress, which is also the launcher's heartbeat."""
         now_s = time.time()
         self._progress = {"t": now_s, "tasks": dict(tasks)}
         self._writer.progress(tasks)

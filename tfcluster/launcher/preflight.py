@@ -27,10 +27,7 @@ _USUAL = ("python", "python3", "bash", "sh", "env", "mpirun", "torchrun")
 def require_commands(
     specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
 ) -> None:
-    """Raise StartError if a program or script is missing. Checks each only once.
-
-    ``programs``: also check programs; setup lines may change where they are found.
-    """
+    """Raise StartError if a script, or of ``programs`` one, is missing."""
     for spec in _different(specs):
         _require(spec, environ, program=programs)
 
@@ -38,10 +35,7 @@ def require_commands(
 def command_warnings(
     specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
 ) -> Iterator[str]:
-    """What a launch would find missing, as far as this machine can tell.
-
-    ``programs``: also check programs, because this machine runs them.
-    """
+    """What a launch would find missing (``programs`` too) as far as seen from here."""
     for spec in _different(specs):
         if not programs and not Path(spec.cwd).is_dir():
             continue
@@ -78,11 +72,7 @@ def shared_files(description: Description, specs: Iterable[TaskSpec]) -> Iterato
 
 
 def require_open_files(specs: Iterable[TaskSpec]) -> None:
-    """Raise ResourceError if the limit of open files is too low for these tasks.
-
-    For tasks on this machine: their agent inherits the limit and raises it as far as
-    permitted.
-    """
+    """Raise ResourceError if the limit of open files is too low for local tasks."""
     tasks = list(specs)
     needed = _OTHER_FILES + sum(
         _FILES_OF_A_TASK + _FILES_OF_A_PORT * spec.ports for spec in tasks
@@ -114,10 +104,7 @@ def require_scripts(specs: Iterable[TaskSpec]) -> None:
 def require_keras_backend(
     specs: Iterable[TaskSpec], environ: Mapping[str, str]
 ) -> None:
-    """Raise StartError if tasks would import Keras with a backend but TensorFlow.
-
-    ``environ`` is the environment that tasks inherit, as far as this machine knows it.
-    """
+    """Raise StartError if tasks would import Keras with a backend but TensorFlow."""
     for spec in specs:
         library = spec.shared_env.get("KERAS_BACKEND", environ.get("KERAS_BACKEND"))
         if spec.trains and library and library != "tensorflow":

@@ -38,10 +38,7 @@ _LARGE_BYTES = 1 << 20
 def prepare_request(
     description: Description, host: Host, *, cwd: str, log: str, digest: str | None
 ) -> Prepare:
-    """The request; ``cwd`` is the working directory on the host.
-
-    ``digest`` is of the requirements, if there are any (see ``requirements_digest``).
-    """
+    """The request; ``cwd`` is on the host, ``digest`` that of the requirements."""
     setup = description.setup
     return Prepare(
         setup=None if setup is None else setup.text,
@@ -75,10 +72,8 @@ def _is_configured(description: Description, host: Host) -> bool:
 def changed_python(
     description: Description, host: Host, prepared: Prepared
 ) -> Interpreter | None:
-    """The interpreter that a leading ``python`` means from now on; None: the same.
-
-    A configured interpreter takes precedence over one that the lines put on the PATH.
-    An environment replaces either; the wrapper that starts its base starts it, too.
+    """The interpreter for ``python`` now; None: the same. An environment's, or a
+    configured one before one that the lines put on the PATH.
     """
     configured = _is_configured(description, host)
     if prepared.environment is not None:
@@ -100,10 +95,7 @@ def unprepared_cause(description: Description, failed: Unprepared) -> str:
 def warm_requests(
     job: Job, host: Host, package: str, cwd: Callable[[str, str], str]
 ) -> list[Warm]:
-    """The requests to start the warm interpreters that the tasks of a host need.
-
-    ``package`` is the folder of this package there; ``cwd`` maps a planned folder.
-    """
+    """The requests to start the warm interpreters that the tasks of a host need."""
     return [
         Warm(
             key=key,

@@ -99,10 +99,7 @@ class Progress:
     def epoch(
         self, task: TaskId, epoch: int, values: Mapping[str, float | None]
     ) -> None:
-        """Note the metrics at the end of an epoch, which cover the rows of all ranks.
-
-        The metrics of steps cover only the rank's own rows.
-        """
+        """Note the metrics of an epoch, which cover the rows of all ranks."""
         entry = self._tasks.get(task)
         if entry is not None and entry.latest.get("epoch") == epoch and values:
             entry.latest = {**entry.latest, "metrics": dict(values)}
@@ -137,11 +134,7 @@ class Progress:
         self._timeout_s = None
 
     def stalled(self, now: float) -> tuple[TaskId, ...]:
-        """The tasks that have made no step for longer than the timeout.
-
-        Not those that have never made a step, and compute: there may be steps that
-        nobody counts, in a program of which nothing is divided.
-        """
+        """The tasks that made no step for too long, if they ever made one or wait."""
         if self._timeout_s is None:
             return ()
         return tuple(
@@ -165,10 +158,7 @@ class Progress:
 
 
 def _computes(entry: _TaskProgress, now: float) -> bool:
-    """Whether a task may have computed something all the time without a step.
-
-    If so, the time begins anew.
-    """
+    """Whether a task may have computed all the time; then its time begins anew."""
     used_s, past_s = entry.usage.get("cpu_s"), entry.cpu_s or 0.0
     if "step" in entry.latest or used_s is None:
         return False
@@ -206,10 +196,7 @@ def blame(
     ranks: Mapping[int, TaskId],
     timeout_s: float,
 ) -> Stalled:
-    """Find the culprits from the hung tasks' answers, or from missing answers.
-
-    The cause says which tasks made no step, and who waits for whom.
-    """
+    """The culprits, from the hung tasks' answers or their absence, and the cause."""
     tasks = list(stalled)
     place = {task: rank for rank, task in ranks.items()}
     answered = sorted(answers, key=lambda task: place.get(task, len(place)))

@@ -48,10 +48,7 @@ def plan_resize(
     alive: Container[str],
     request: ResizeCommand,
 ) -> Wanted | list[str]:
-    """The resize that a request leads to, or all reasons against it.
-
-    ``alive`` has the hosts that are ready.
-    """
+    """The resize that a request leads to on ``alive`` hosts, or why not."""
     problems = list(_never(job))
     added = _added(job, alive, request, problems)
     by_name = {host.name: host for host in added}
@@ -211,10 +208,7 @@ class Resizer:
         *,
         trains: bool,
     ) -> list[str]:
-        """Take or refuse a request; returns the hosts to add.
-
-        ``trains``: all tasks have started, and the run is not ending.
-        """
+        """Take or refuse a request; returns the hosts to add."""
         job = self._run.job
         target: Wanted | list[str]
         if not trains:
@@ -247,10 +241,7 @@ class Resizer:
         return self._hosts.prepare_for(target.job)
 
     def due(self, now_s: float, *, trains: bool) -> list[Event]:
-        """The events due now: ``Resize``, or hosts that are let go. Call it repeatedly.
-
-        ``trains``: nothing has happened that may restart or end the tasks.
-        """
+        """The events due now: ``Resize``, or hosts let go. Call it repeatedly."""
         resize = self._due(now_s) if trains else None
         let_go, self._let_go = self._let_go, []
         return [*let_go, resize] if resize else [*let_go]
@@ -335,10 +326,7 @@ class Resizer:
         ]
 
     def lost(self, host: Host, now_s: float, after_s: float) -> None:
-        """Note that a host was lost. It may come back if the run goes on without it.
-
-        ``after_s``: how long the processes there may still be alive.
-        """
+        """Note a lost host, which may come back after ``after_s``."""
         if self._run.plan.min_training is None:
             return
         if self._full is None:

@@ -58,10 +58,7 @@ class ResultFolder:
         self._below = f"{host_folder(host)}/" if apart else ""
 
     def has(self, remote: Result) -> bool:
-        """Whether the file is here. Raises PlacementError.
-
-        A fetch gives the file here the time of the host's.
-        """
+        """Whether the file is here, by its size and time. Raises PlacementError."""
         local = self._status(remote)
         there = (remote.size, remote.mtime_ns)
         return (
@@ -98,10 +95,7 @@ class ResultFolder:
         return PartialFile(target.parent / f"{_PARTIAL}{digest}")
 
     def place(self, partial: PartialFile, remote: Result) -> str | None:
-        """Move a complete file into place. Raises PlacementError or OSError.
-
-        Returns why it was not moved: a newer file may have been written meanwhile.
-        """
+        """Move a file into place. May raise; returns why it was not moved."""
         if why := self.objection(remote):
             return why
         mode = stat.S_IMODE(remote.mode) & _SAFE_MODE | 0o600
@@ -155,11 +149,7 @@ class PartialFile:
         return self._fd
 
     def begin(self, size: int) -> None:
-        """Empty the file, for ``size`` bytes. Raises OSError.
-
-        Raises PlacementError if the disk has no room: a host may list any size, and a
-        full disk would also harm the run's record.
-        """
+        """Empty the file, for ``size`` bytes. Raises OSError, PlacementError."""
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
         self.hash = new_hash()

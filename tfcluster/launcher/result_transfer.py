@@ -73,10 +73,7 @@ class Inbox:
 
 @dataclass(slots=True)
 class TransferOutcome:
-    """What became of a host's results, with numbers of files and bytes.
-
-    One thread writes it while others read it, as progress.
-    """
+    """What became of a host's results; one thread writes, others read it."""
 
     host: str
     shared: bool = False
@@ -236,10 +233,7 @@ class HostTransfer:
             outcome.growing.append((remote.path, text))
 
     def _tick(self) -> None:
-        """Note a part of a long step here, or a moment in which nothing came.
-
-        Raises _Ended if the fetch has to end.
-        """
+        """Note a part of a long step, or a silent moment. May raise _Ended."""
         self._outcome.steps += 1
         if why := self._stopped():
             raise _Ended(why)
@@ -276,10 +270,7 @@ class HostTransfer:
         return answer
 
     def _receive(self, number: int) -> messages.ResultsMessage:
-        """The next answer to the request with this number.
-
-        Raises _Ended if we lose contact, or nothing comes for too long.
-        """
+        """The next answer with this number. Raises _Ended without contact."""
         heard_s = time.monotonic()
         while True:
             self._tick()

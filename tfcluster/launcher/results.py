@@ -62,10 +62,7 @@ class HostFetch:
 
 
 class ResultsFetcher:
-    """The fetches of one run, with their events in the record.
-
-    Every method is called from the launcher's one loop.
-    """
+    """The fetches of one run, with their events; for the launcher's one loop."""
 
     def __init__(self, run: LiveRun, hosts: Hosts) -> None:
         self._run = run
@@ -164,10 +161,7 @@ class ResultsFetcher:
         return self._run.job
 
     def finished(self, now_s: float) -> bool:
-        """Record the fetches that have ended, and show progress.
-
-        Returns whether the one at the end of the run is among them.
-        """
+        """Record and show fetches; returns whether the final one has ended."""
         ended = [fetch for fetch in self._fetches if fetch.over or _is_stuck(fetch)]
         for fetch in ended:
             self._fetches.remove(fetch)
@@ -215,10 +209,7 @@ class ResultsFetcher:
 
 
 def _is_stuck(fetch: HostFetch) -> bool:
-    """Whether nothing has happened for STUCK_S; then the fetch is given up.
-
-    A fetch that waits for the one before it is not stuck.
-    """
+    """Whether nothing has happened for STUCK_S, unless it waits for another fetch."""
     steps = sum(outcome.steps for outcome in fetch.outcomes.values())
     now = time.monotonic()
     if steps != fetch.steps or steps == 0:

@@ -40,10 +40,7 @@ class RunOutput:
         tasks: Iterable[str] = (),
         has_gpus: HasGpus = lambda task: None,
     ) -> None:
-        """Show output of ``tasks``; on a terminal, equal lines of them are shown once.
-
-        Into a file or a pipe, all lines go, for programs that read them.
-        """
+        """Show output of ``tasks``, on a terminal equal lines once."""
         self._screen = screen
         self._environ = environ
         self._display = display
@@ -120,10 +117,7 @@ class RunOutput:
         now_s: float,
         more: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Refresh the status line if it is due; ``view`` is called only then.
-
-        ``more`` says what else is going on while a run stops.
-        """
+        """Refresh the status line, with what ``more`` says, if it is due."""
         self._put(self._folding.due(time.monotonic()))
         if self._display.quiet or now_s < self._next_live_s:
             return
@@ -177,11 +171,7 @@ def _returning(job: Job) -> str:
 def exposure_warning(
     ports: Collection[int], away: Collection[str] = (), *, anyone: bool
 ) -> str | None:
-    """The warning for these ports; None if only the user can connect to them.
-
-    ``away`` has the hosts with these ports, if they are not on this host. ``anyone``:
-    any machine can connect, not only the hosts of the run.
-    """
+    """The warning for these ports, ``away`` or here; None: only the user connects."""
     if not ports:
         return None
     if away:

@@ -42,10 +42,7 @@ def _read(secret: Secret, environ: Mapping[str, str]) -> str:
 
 
 def _read_file(path: Path) -> str:
-    """The file's text without its final newline.
-
-    Raises ValueError if others can read the file, or its content is unusable.
-    """
+    """The file's text without its final newline. Raises ValueError if unusable."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

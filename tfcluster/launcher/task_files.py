@@ -31,10 +31,7 @@ class _TaskFiles:
         self._trouble: str | None = None
 
     def close(self, timeout_s: float) -> str | None:
-        """Write what is queued; give up after ``timeout_s``.
-
-        Returns why something could not be written; None if everything was.
-        """
+        """Write what is queued; returns why something could not be, or None."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout_s)
@@ -95,10 +92,7 @@ class LogCopies(_TaskFiles):
 
 
 class TraceFiles(_TaskFiles):
-    """The tasks' own trace events, in files of whole lines.
-
-    A file of ``limit_bytes`` becomes the older of two: the newest events are kept.
-    """
+    """The tasks' own trace events, of which ``limit_bytes`` or more are kept."""
 
     def __init__(self, paths: RunPaths, limit_bytes: int = TRACE_BYTES) -> None:
         super().__init__(paths.trace)

@@ -59,10 +59,7 @@ class TaskMessages:
     def received(
         self, host: str, message: messages.Message, now: float
     ) -> list[events.Event]:
-        """The lifecycle events that result from a message.
-
-        Raises ProtocolError if it is about a task that this host does not have.
-        """
+        """The lifecycle events of a message. Raises ProtocolError."""
         match message:
             case messages.Note(text, signal):
                 self._run.say(_of_host(host, text))
@@ -252,11 +249,7 @@ class EndOrder:
         self._ends: dict[str, deque[tuple[int, float]]] = {}
 
     def at_s(self, host: str, number: int, about_s: float) -> float:
-        """The time of an end that happened at about ``about_s``.
-
-        Reports are delayed by varying amounts, so the numbers decide the order of two
-        ends on one host, and the times are adjusted to it.
-        """
+        """When an end at about ``about_s`` was, in order of the numbers."""
         ends = self._ends.setdefault(host, deque(maxlen=_REMEMBERED))
         before = max((s for n, s in ends if n < number), default=-math.inf)
         after = min((s for n, s in ends if n > number), default=math.inf)

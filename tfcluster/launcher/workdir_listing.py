@@ -59,10 +59,7 @@ class Listing:
         )
 
     def part(self, index: int, offset: int, length: int) -> Part:
-        """A part of a file; its data is None if it cannot be read.
-
-        Raises IndexError or OverflowError if there is no such file or part.
-        """
+        """A part; its data is None if unreadable. IndexError, OverflowError: none."""
         if length > MAX_PART_BYTES:
             raise IndexError(index)
         path = self.root / self.entries[index].path
@@ -76,10 +73,7 @@ class Listing:
 
 
 def listing(root: Path, sync: Sync) -> Listing:
-    """List a folder's files. Follows links to files, but not links to folders.
-
-    Raises StartError if something cannot be read, or there are too many files or bytes.
-    """
+    """List a folder's files, following links to files. Raises StartError."""
     try:
         return _listing(root, sync)
     except OSError as error:
@@ -118,10 +112,7 @@ def _listing(root: Path, sync: Sync) -> Listing:
 
 
 def witnesses(root: Path) -> tuple[tuple[str, int], ...]:
-    """Inodes of a folder and of its oldest files; empty if there is no folder.
-
-    These are the oldest files because tasks do not replace them while the hosts look.
-    """
+    """Inodes of a folder and of its oldest files, which tasks do not replace."""
     try:
         with os.scandir(root) as entries:
             files = [file for file in entries if file.is_file(follow_symlinks=False)]

@@ -30,10 +30,7 @@ class StopTasks:
 
 @dataclass(frozen=True, slots=True)
 class FetchResults:
-    """Fetch files from these hosts; answer with ``ResultsFetched``.
-
-    With ``not_now``, only note this reason, and do not answer.
-    """
+    """Fetch files, answer ``ResultsFetched``; with ``not_now``, note the reason."""
 
     hosts: tuple[str, ...]
     not_now: str | None = None

@@ -10,8 +10,7 @@ from tfcluster.lifecycle.state import Plan
 
 @dataclass(frozen=True, slots=True)
 class HostReady:
-    """The host's agent has said hello and holds the ports; its warm interpreters are
-    ready."""
+    """The host's agent said hello and holds the ports; warm interpreters are ready."""
 
     host: str
 

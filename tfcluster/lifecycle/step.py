@@ -76,11 +76,7 @@ Result = tuple[State, list[actions.Action]]
 
 
 def begin(plan: Plan, earlier: Sequence[float] = ()) -> Result:
-    """The state before anything has happened, and the first actions.
-
-    ``earlier``: how many seconds ago each restart happened that the job has had in
-    previous runs and that still counts.
-    """
+    """The first state and actions; ``earlier``: ages in s of counted restarts."""
     hosts = dict.fromkeys(plan.tasks.values(), HostState.STARTING)
     tasks = dict.fromkeys(plan.tasks, TaskStatus())
     state = State(plan=plan, hosts=hosts, tasks=tasks, counted=len(earlier))
@@ -308,8 +304,7 @@ def _advance_restart(turn: Turn) -> None:
 
 
 def _is_over(state: State, task: TaskId) -> bool:
-    """Whether the task has ended and left no process that could disturb the next
-    attempt."""
+    """Whether it has ended, and left no process that disturbs the next attempt."""
     status = state.tasks[task]
     gone = state.hosts[state.plan.tasks[task]] is HostState.GONE
     return status.state.final and (status.settled or gone)

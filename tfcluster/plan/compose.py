@@ -91,11 +91,7 @@ class Choice:
 
 
 def chosen_transport(runtime: Runtime, places: Sequence[Place]) -> Choice:
-    """The transport of a run whose tasks have these places.
-
-    ``auto`` is ``tensorflow`` if each rank has a GPU that no other rank has, and
-    otherwise ``host``.
-    """
+    """The transport; auto: tensorflow if each rank has its own GPU, else host."""
     if runtime.transport != AUTO:
         return Choice(runtime.transport, "as configured")
     if obstacle := _obstacle(runtime):
@@ -149,10 +145,7 @@ PARAMETER_SERVICE = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One task, as far as we know it before any host is contacted.
-
-    All but the place and the GPUs is the same for the tasks of a type.
-    """
+    """One task before any host is contacted; most is the same for its type."""
 
     place: Place
     program: Program
@@ -274,10 +267,7 @@ def compose(
     places: Sequence[Place],
     uses_tensorflow: UsesTensorFlow,
 ) -> tuple[TaskSpec, ...]:
-    """The TaskSpec of every task, in listing order.
-
-    ``uses_tensorflow`` returns whether a program is worth a warm interpreter.
-    """
+    """The TaskSpec of every task, in listing order."""
     by_type = {placed.task.type: placed for placed in places}
     examples = [_spec(description, p, uses_tensorflow) for p in by_type.values()]
     return place_specs(description.runtime, examples, places)
@@ -362,10 +352,7 @@ def _shared_env(
 
 
 def warm_specs(specs: Iterable[TaskSpec]) -> dict[str, TaskSpec]:
-    """The warm interpreters that fork these tasks, which are the tasks of one host.
-
-    By key, with one task of each.
-    """
+    """The warm interpreters of a host: key -> one of its tasks."""
     first: dict[str, TaskSpec] = {}
     for spec in specs:
         if spec.warm is not None and spec.python:
@@ -391,10 +378,7 @@ def cluster_of(specs: Sequence[TaskSpec], ports: Mapping[TaskId, int]) -> Cluste
 
 
 def provisional_cluster(specs: Sequence[TaskSpec]) -> Cluster:
-    """The ClusterSpec for a plan.
-
-    Raises StartError if TF_CONFIG with five-digit ports would be too long.
-    """
+    """The ClusterSpec for a plan. Raises StartError if TF_CONFIG would be too long."""
     widest = cluster_of(specs, {spec.task: 65535 for spec in specs})
     last = {spec.task.type: spec.task for spec in specs}
     widest.require_fit(tuple(last.values()))

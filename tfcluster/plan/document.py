@@ -39,10 +39,7 @@ def plan_document(
     ports: Mapping[TaskId, int] | None = None,
     transport: Choice | None = None,
 ) -> SharedPlan:
-    """The plan without TF_CONFIG, secrets masked. ``logs`` is the log folder.
-
-    ``transport`` defaults to what the places of ``specs`` say.
-    """
+    """The plan without TF_CONFIG, secrets masked; ``logs`` is the log folder."""
     hidden = {name: _hidden(secret) for name, secret in description.secrets.items()}
     tasks = [_task_json(spec, ports or {}, hidden, logs) for spec in specs]
     hosts: list[PlannedHost] = [

@@ -29,10 +29,7 @@ _TAIL_BYTES = 1 << 16
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
-    """The line for an event that has its ``t`` (Unix time).
-
-    Bytes that were not UTF-8 survive as ``\\udcXX`` escapes.
-    """
+    """The line of an event that has its Unix time ``t``."""
     return json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n"
 
 
@@ -142,10 +139,7 @@ def _fields_with_readers(kind: type) -> dict[str, Callable[[Json, str], Any]]:
 
 
 def facts(kind: type, source: Json) -> dict[str, Any]:
-    """What ``source`` has for the fields of a class that are texts or numbers.
-
-    A key that is missing or has a value of another type is left out.
-    """
+    """The texts and numbers in ``source`` for fields of a class, by name."""
     readers = _fields_with_readers(kind).items()
     values = {name: read(source, name) for name, read in readers}
     return {name: value for name, value in values.items() if value is not None}
@@ -215,10 +209,7 @@ class Writer:
             return self._trouble
 
     def append(self, event: Mapping[str, Any]) -> Event:
-        """Record that ``event`` (with its ``type``) happened now.
-
-        Returns the event with its time ``t``, as readers will see it.
-        """
+        """Record that ``event`` happened now; returns it with its time ``t``."""
         stamped = {"t": round(self._clock(), 6), **event}
         line = encode(stamped)
         with self._changed:
@@ -233,20 +224,14 @@ class Writer:
         return stamped
 
     def progress(self, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Record how far the tasks are, which is also the launcher's heartbeat.
-
-        Only the latest progress is written, so this may be called at any rate.
-        """
+        """Record how far the tasks are, and our heartbeat; the latest is written."""
         with self._changed:
             self._progress = {"t": round(self._clock(), 3), "tasks": dict(tasks)}
             self._appended += 1
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything so far is written.
-
-        Returns False if that took too long or failed (see ``trouble``).
-        """
+        """Wait until everything is written; False: too slow, or ``trouble``."""
         with self._changed:
             wanted = self._appended
             done = self._changed.wait_for(lambda: self._settled >= wanted, timeout_s)

@@ -16,10 +16,7 @@ _OURS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file that is private from its creation on. Raises OSError.
-
-    Never follows a link, and is not inherited by programs.
-    """
+    """A private descriptor that follows no link and is not inherited. OSError."""
     return os.open(path, flags | os.O_CREAT | _OURS, FILE_MODE)
 
 

@@ -18,10 +18,7 @@ _SCHEMA = 1
 
 
 def save_launched(paths: RunPaths, description: Description) -> None:
-    """Write the Description, unless the run already has one. Raises OSError.
-
-    A run that was submitted already has the Description of its submission.
-    """
+    """Write the Description, unless it was submitted with one. Raises OSError."""
     if not paths.launched.exists():
         _save(paths.launched, description)
 

@@ -30,10 +30,7 @@ _PROBE_S = 0.5
 
 
 def identity(pid: int | None = None) -> LauncherView:
-    """The unique identity of this process, or of another one on this host.
-
-    Raises ProcessLookupError if there is no such process.
-    """
+    """The identity of this process or of ``pid``. Raises ProcessLookupError."""
     pid = os.getpid() if pid is None else pid
     start_time = _start_time(pid)
     if start_time is None:
@@ -69,10 +66,7 @@ class Lock:
             ) from error
 
     def release(self) -> None:
-        """Release the lock, and name no holder any more.
-
-        The file stays: another process may be about to lock it.
-        """
+        """Release the lock, which then names no holder. The file stays."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
@@ -81,10 +75,7 @@ class Lock:
 
 
 def try_lock(path: Path, *, patience_s: float = 0.0) -> Lock | None:
-    """The lock on ``path``; None if somebody else holds it for ``patience_s``.
-
-    Raises ResourceError if the file cannot be opened or locked at all.
-    """
+    """The lock; None: it is taken, still after ``patience_s``. Raises ResourceError."""
     deadline_s = time.monotonic() + patience_s
     try:
         descriptor = open_private(path, os.O_RDWR)
@@ -116,10 +107,7 @@ def acquire(paths: RunPaths) -> Lock:
 
 
 def holder(paths: RunPaths) -> LauncherView | None:
-    """The launcher that the run's lock file names; None if the file names none.
-
-    The record names the launcher a moment later, in its first event.
-    """
+    """The launcher in the run's lock file, before its first event; None: none."""
     return launcher_in(read_json(paths.lock) or {})
 
 

@@ -27,10 +27,7 @@ class FollowEnd(Protocol):
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last ``count`` lines; an unfinished one counts, too.
-
-    Reads at most the last 8 MiB. Raises OSError.
-    """
+    """The last lines, also an unfinished one, of the last 8 MiB. Raises OSError."""
     with path.open("rb") as file:
         lines, _ = _tail(file.fileno(), count)
     return lines

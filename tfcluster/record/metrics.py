@@ -175,10 +175,7 @@ class MetricsWriter:
         self._thread: threading.Thread | None = None
 
     def sample(self, t_s: float, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Record what tasks do and use at a Unix time.
-
-        A task whose values have not changed is left out.
-        """
+        """Record what tasks do and use at a Unix time, if it has changed."""
         news = {task: v for task, v in tasks.items() if v != self._sampled.get(task)}
         self._sampled.update(news)
         stamp = {"t": round(t_s, 3), "type": SAMPLE}

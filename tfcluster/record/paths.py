@@ -85,10 +85,7 @@ class RunPaths:
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
-    """The folder of all records; creates it as a private folder if necessary.
-
-    Raises ResourceError if it cannot be created, or if others could read or replace it.
-    """
+    """The folder of all records, made private if needed. Raises ResourceError."""
     path = state_path(environ)
     try:
         _refuse_foreign_ways(path)  # before anything is created, and afterwards
@@ -117,10 +114,7 @@ def names_dir(state: Path) -> Path:
 
 
 def _make_folders(path: Path) -> bool:
-    """Create missing folders of ``path``, private from the beginning.
-
-    True if the last folder is new.
-    """
+    """Create missing folders, private at once; True if the last one is new."""
     created = False
     for folder in (*reversed(path.parents), path):
         created = not folder.exists()
@@ -194,10 +188,7 @@ def valid_name(name: str) -> bool:
 def new_run_id(
     name: str, now_s: float, random: Callable[[int], bytes] = os.urandom
 ) -> str:
-    """An id for a run that starts now: ``digits-20261120-101500-3f2a``, in UTC.
-
-    Raises ValueError for a name that must not be part of a path.
-    """
+    """An id for a run that starts now in UTC: ``digits-20261120-101500-3f2a``."""
     if not valid_name(name):
         raise ValueError(f"{name!r} cannot be the name of a run")
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
@@ -243,10 +234,7 @@ def runs(state: Path) -> list[RunPaths]:
 
 
 def find(state: Path, text: str | None) -> RunPaths:
-    """The run that a user means by an id, a unique prefix of an id, or a name.
-
-    A name means its newest run; None means the newest of all runs. Raises ConfigError.
-    """
+    """A run by its id, a unique prefix or name (the newest). Raises ConfigError."""
     records = runs(state)
     if not records:
         raise _usage(str(state), "no runs yet", "`tfcluster launch` starts one")

@@ -36,10 +36,7 @@ _State = TypeVar("_State", RunState, TaskState)
 
 
 def replay(plan: Json, events: Iterable[Json], progress: Json | None = None) -> RunView:
-    """The state of the run with this plan after these events.
-
-    ``plan`` is the content of ``plan.json``; ``progress`` is that of ``progress.json``.
-    """
+    """The state after these events, by ``plan.json`` and ``progress.json``."""
     replaying = Replay(plan)
     for event in events:
         replaying.add(event)

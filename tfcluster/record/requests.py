@@ -24,10 +24,7 @@ _MOST = 100
 
 
 def ask(paths: RunPaths, request: Command) -> str:
-    """Leave a request for the launcher; returns its id.
-
-    Raises ResourceError if it cannot be written.
-    """
+    """Leave a request for the launcher; returns its id. Raises ResourceError."""
     number = os.urandom(8).hex()
     try:
         paths.requests.mkdir(FOLDER_MODE, exist_ok=True)

@@ -78,10 +78,7 @@ def size_of(folder: Path) -> int:
 
 
 def remove_run(paths: RunPaths) -> bool:
-    """Remove the record of a run. False if the run has a launcher: nothing is removed.
-
-    Raises OSError, and ResourceError if its lock cannot be taken.
-    """
+    """Remove a record; False: the run has a launcher. Raises OSError, ResourceError."""
     import shutil  # only to remove something: it takes long to import
 
     lock = try_lock(paths.lock)

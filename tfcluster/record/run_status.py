@@ -209,10 +209,7 @@ class RunView:
 
     @property
     def only_a_scheduler_knows(self) -> bool:
-        """Whether the record does not show the state, because no launcher writes it.
-
-        The launcher of a submitted run may not have started yet, or its job was killed.
-        """
+        """Whether no launcher writes the record: not yet, or its job was killed."""
         silent = self.launcher is None or self.unknown_since_s is not None
         return silent and not self.state.final
 

@@ -61,10 +61,7 @@ def batch_scheduler(name: str) -> BatchScheduler | None:
 
 
 def of_launcher(description: Description) -> Scheduler:
-    """The scheduler that starts the agents, as the option ``launcher`` says.
-
-    Raises ConfigError if that launcher cannot reach the hosts.
-    """
+    """What starts the agents, by the option ``launcher``. Raises ConfigError."""
     own, launcher = get(description.backend), description.launcher
     if launcher in ("auto", own.launcher):
         return own

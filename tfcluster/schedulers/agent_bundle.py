@@ -199,8 +199,7 @@ def send_agent(channel: AgentChannel, host: Host) -> None:
 
 
 def parcel() -> bytes:
-    """What to send before the first frame: program, NUL, and the parts of this package
-    that hosts need. Packed only once."""
+    """What precedes the first frame, packed once: a program, NUL, this package."""
     with _packing:  # called from many threads at once
         return _packed()
 

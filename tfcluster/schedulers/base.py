@@ -262,20 +262,14 @@ class BatchScheduler(Scheduler):
     def directives(
         self, description: Description, settings: Any, launcher: LauncherCommand, /
     ) -> Iterator[str]:
-        """The lines of the job script that say what the job needs. Pure.
-
-        Raises ConfigError for values that it cannot hold.
-        """
+        """What the script says that the job needs. Pure. Raises ConfigError."""
         raise NotImplementedError
 
     def submit_argv(self, script: Path) -> tuple[str, ...]:
         return (self.submit_command, str(script))
 
     def submit(self, script: Path, ask: Ask) -> str:
-        """Queue the script; returns the job's id. Raises SchedulerError.
-
-        The last line that is an id counts: hooks of a site may print other lines.
-        """
+        """Queue the script; returns the job's id. Raises SchedulerError."""
         answer = ask(self.submit_argv(script))
         ids = [match[1] for match in self.job_id.finditer(answer.stdout)]
         if answer.exit_code == 0 and ids:
@@ -293,10 +287,7 @@ class BatchScheduler(Scheduler):
         raise NotImplementedError
 
     def cancel_argvs(self, job: str) -> Sequence[tuple[str, ...]]:
-        """Commands that tell the launcher in the job to stop its tasks in order.
-
-        They are run in turn, and failures are ignored.
-        """
+        """Commands, run in turn, by which the launcher in the job stops its tasks."""
         return (self.kill_argv(job),)
 
     def kill_argv(self, job: str) -> tuple[str, ...]:
@@ -304,10 +295,7 @@ class BatchScheduler(Scheduler):
         raise NotImplementedError
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
-        """How many seconds tasks have for their end before the scheduler kills them.
-
-        None: unknown.
-        """
+        """Seconds from the scheduler's warning to its SIGKILL; None: unknown."""
         return None
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:

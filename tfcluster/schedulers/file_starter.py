@@ -41,10 +41,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,%~-]+")
 
 
 class FileStarter:
-    """Starts agents on hosts of a job; ``argv_on`` makes a command run on a host.
-
-    The agent of this host is a child process.
-    """
+    """Starts agents by ``argv_on(host)``; the one of this host as a child process."""
 
     def __init__(
         self,

@@ -223,8 +223,7 @@ class _JobWatch(RunWatch):
                 return None
 
     def _listen(self) -> None:
-        """Handle Ctrl-C: the first one cancels the job in order, the second one at
-        once, and the third one leaves."""
+        """Handle Ctrl-C: cancel in order, then at once, then leave."""
         for signal in self._signals[self._heard :]:
             self._heard += 1
             leaves = self._stays or self._heard > 2
@@ -241,8 +240,7 @@ class _JobWatch(RunWatch):
             self._asked = -ASK_RUNNING_S
 
     def _cancel(self, now: bool) -> None:
-        """Cancel the job. Runs in the background: the scheduler may hang, and Ctrl-C
-        must work."""
+        """Cancel the job, in the background: the scheduler may hang."""
         self._complaints.put(cancel(self._job, self._ask, now=now))
 
     def _check(self, now: float) -> None:

@@ -54,10 +54,7 @@ def write_job_input(
     environ: Mapping[str, str],
     state: Path,
 ) -> None:
-    """Write the JobInput into the run's folder, as private files. Raises OSError.
-
-    From ``environ``, it takes only the values of secrets, each into a separate file.
-    """
+    """Write the JobInput as private files, with secrets' values. Raises OSError."""
     secrets = dict(description.secrets)
     for name, secret in description.secrets.items():
         if secret.env is not None:
@@ -134,10 +131,7 @@ def submit(
     ask: Ask,
     environ: Mapping[str, str],
 ) -> QueuedJob:
-    """Queue a job for a new run. Raises TfclusterError, and then leaves nothing.
-
-    Everything that can be checked is checked here, not hours later in the job.
-    """
+    """Check and queue a job for a new run. Raises TfclusterError, leaving nothing."""
     prepared = prepare(description, scheduler.expected(description))
     read_secrets(description.secrets, description.origins, environ)
     state = state_dir(environ)

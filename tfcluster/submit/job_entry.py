@@ -21,10 +21,7 @@ from tfcluster.submit.job_status import settle
 
 
 def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
-    """Run the job whose ``JobInput`` is in ``folder``; returns the exit code.
-
-    A requeued job begins a new run and leaves the old record. Raises TfclusterError.
-    """
+    """Run the job in ``folder``, as a new run if requeued; returns the exit code."""
     first = RunPaths(folder)
     job_input = read_job_input(first)
     paths = _again(first, job_input) if first.events.exists() else first

@@ -166,10 +166,7 @@ _POLL_S = 0.5
 
 
 def cancel(job: QueuedJob, ask: Ask, *, now: bool) -> str | None:
-    """Have the scheduler end the job, in order unless ``now``.
-
-    Returns the scheduler's message if this failed, otherwise None.
-    """
+    """Have the scheduler end the job; returns why this failed, or None."""
     kill = (job.scheduler.kill_argv(job.id),)
     argvs = kill if now else job.scheduler.cancel_argvs(job.id)
     answers = [ask(argv) for argv in argvs]
@@ -181,10 +178,7 @@ def cancel(job: QueuedJob, ask: Ask, *, now: bool) -> str | None:
 def stop_job(
     job: QueuedJob, *, now: bool, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> RunView:
-    """Cancel a job and wait until its run is over; returns the run's final state.
-
-    Raises ContactLostError if the scheduler does not answer, or the job does not end.
-    """
+    """Cancel a job, wait; returns the run's final state. Raises ContactLostError."""
     ask = asker(environ)
     say(f"cancelling job {job.id}")
     cancel(job, ask, now=now)
@@ -210,10 +204,7 @@ def stop_job(
 def cancel_requeued(
     job: QueuedJob, *, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> RunPaths | None:
-    """Cancel a job that waits to continue its run; returns the run if it has begun.
-
-    Raises ContactLostError if the scheduler does not answer, or the job does not end.
-    """
+    """Cancel a waiting job; returns a run that has begun. Raises ContactLostError."""
     ask = asker(environ)
     deadline = time.monotonic() + PATIENCE_S
     cancelled = False

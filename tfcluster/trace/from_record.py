@@ -91,10 +91,7 @@ def _attempt_items(events: Events, attempt: int, now_us: int) -> Iterable[Item]:
 
 
 def _stalls(events: Events) -> Iterable[Item]:
-    """One span for each operation in which the task has waited for others.
-
-    A task reports a long wait several times; a later report includes earlier ones.
-    """
+    """One span for each wait, which a task reports several times if it is long."""
     last: Span | None = None
     for event in events:
         since_s = event.get("since_s")

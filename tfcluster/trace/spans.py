@@ -77,10 +77,7 @@ def lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
 def pieces(
     processes: Iterable[Process], start_us: int, facts: Mapping[str, object]
 ) -> Iterator[str]:
-    """The text of the file. Times become relative to ``start_us``; earlier ones, 0.
-
-    ``facts`` are shown with the whole trace.
-    """
+    """The file's text, with times from ``start_us``, and ``facts`` about it."""
     head = json.dumps({"displayTimeUnit": "ms", "otherData": facts})
     yield head.removesuffix("}") + ', "traceEvents": ['
     between = "\n"

@@ -258,10 +258,7 @@ def _other_course(
 
 
 def _floors(event: RecordedEvent, arrays: list[npt.NDArray[Any]]) -> dict[str, float]:
-    """By kind, the smallest value that differences are compared with.
-
-    If a weight has no influence on the loss, its gradients are rounding errors.
-    """
+    """By kind, the smallest value to compare with, above rounding errors."""
     import numpy as np
 
     floors: dict[str, float] = {}
@@ -275,10 +272,7 @@ def _floors(event: RecordedEvent, arrays: list[npt.NDArray[Any]]) -> dict[str, f
 def array_difference(
     mine: npt.NDArray[Any], theirs: npt.NDArray[Any], floor: float = 0.0
 ) -> tuple[float, int]:
-    """The largest difference relative to the largest value, and its flat index.
-
-    A largest value below ``floor`` counts as ``floor``.
-    """
+    """The largest difference relative to the largest value, and its index."""
     import numpy as np
 
     if mine.shape != theirs.shape:

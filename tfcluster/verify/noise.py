@@ -25,11 +25,7 @@ _THREADS = "TF_NUM_INTRAOP_THREADS"
 def deterministic_variables(
     gpus: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment that makes TensorFlow's operations deterministic on GPUs.
-
-    Empty without a GPU, where the variable would only change input pipelines, and if
-    ``environ`` already has a value.
-    """
+    """Variables for deterministic operations, if there are GPUs and none is set."""
     return {VARIABLE: "1"} if gpus and VARIABLE not in environ else {}
 
 

@@ -208,10 +208,7 @@ def _lines_differ(
 
 
 def _same_text(one: str, other: str, again: str, tolerance: float) -> bool:
-    """Whether lines are equal except for times, last digits and the noise of numbers.
-
-    ``again`` is what a second run alone has in place of ``one``.
-    """
+    """Whether lines are equal but for times, last digits and noise (``again``)."""
     one, other, again = (_TIMES.sub("TIME", line) for line in (one, other, again))
     if one == other:
         return True
@@ -226,10 +223,7 @@ def _same_text(one: str, other: str, again: str, tolerance: float) -> bool:
 
 
 def _words(line: str) -> str:
-    """``line`` without its numbers.
-
-    It has no spaces: numpy pads numbers that have fewer digits than others.
-    """
+    """``line`` without numbers and spaces: numpy pads shorter numbers."""
     return "".join(_NUMBER.sub("0", line).split())
 
 

@@ -93,10 +93,7 @@ def require_small(folder: Path) -> None:
 
 
 def copy_workdir(folder: Path, to: Path) -> None:
-    """Copy ``folder`` with its links, without environments and caches.
-
-    Raises ResourceError if a file cannot be read, or the disk is full.
-    """
+    """Copy without environments and caches. Raises ResourceError."""
     try:
         shutil.copytree(folder, to, symlinks=True, ignore=_skipped)
     except shutil.Error as error:

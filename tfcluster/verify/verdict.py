@@ -34,10 +34,7 @@ class TrialFailure:
 def failure(
     cause: str, tail: tuple[str, ...], *, folder: str = "", task: str = ""
 ) -> TrialFailure:
-    """The failure of a task, from the cause in the record and the end of its log.
-
-    ``folder`` is the copy that it ran in, which will be removed.
-    """
+    """A task's failure: its recorded cause and its log without ``folder``."""
     if folder:
         tail = tuple(line.replace(f"{folder}/", "") for line in tail)
         cause = cause.replace(f"{folder}/", "")

@@ -62,10 +62,7 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
 
 
 def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> list[str]:
-    """The errors of hosts, equal errors only once: ``node[1-9]: ...``.
-
-    In the order of hosts; lines after a host's first line are indented.
-    """
+    """The errors of hosts in order, equal ones once: ``node[1-9]: ...``."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for host, lines in errors.items():
         # Messages that differ only in the host's own name are equal.

@@ -65,10 +65,7 @@ def result_summary(views: Sequence[ResultsView]) -> list[str]:
 
 
 def progress_text(hosts: Mapping[str, Mapping[str, Any]]) -> str:
-    """``fetching results: node1 12.4 MB of 80.0 MB``; ``hosts`` has the bytes by host.
-
-    Hosts that have sent everything are left out.
-    """
+    """``fetching results: node1 12.4 MB of 80.0 MB``, for hosts not yet done."""
     sizes = {
         host: (int(progress.get("bytes") or 0), int(progress.get("of_bytes") or 0))
         for host, progress in hosts.items()

@@ -275,10 +275,7 @@ def _quoted(word: str) -> str:
 
 
 def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
-    """Host -> slots, in LSF's order.
-
-    Raises StartError outside of a job, ConfigError if the variables are unusable.
-    """
+    """Host -> slots, in LSF's order. Raises StartError or ConfigError."""
     SCHEDULER.require_inside(env)
     if path := env.get("LSB_DJOB_HOSTFILE"):
         where = f"LSB_DJOB_HOSTFILE={path!r}"
@@ -301,10 +298,7 @@ def _argv_on(host: str) -> tuple[str, ...]:
 
 
 def _fields(job: str, names: tuple[str, ...], ask: Ask) -> list[str | None] | None:
-    """These fields of a job, each None if LSF has ``-`` for it; None: no such job.
-
-    Raises SchedulerError if there is no usable answer.
-    """
+    """Fields of a job, None for ``-``; None: no such job. Raises SchedulerError."""
     columns = f"{' '.join(names)} delimiter='|'"
     answer = ask(("bjobs", "-a", "-noheader", "-o", columns, job))
     if "is not found" in answer.stderr + answer.stdout:

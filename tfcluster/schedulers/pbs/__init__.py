@@ -319,10 +319,7 @@ def _memory(text: str) -> str:
 
 
 def granted(env: Mapping[str, str]) -> list[str]:
-    """The lines of PBS_NODEFILE: a host's name for each of its slots.
-
-    Raises StartError outside of a job, ConfigError if the file is unusable.
-    """
+    """PBS_NODEFILE: a host for each slot. Raises StartError or ConfigError."""
     SCHEDULER.require_inside(env)
     path = env["PBS_NODEFILE"]
     names = host_file("PBS_NODEFILE", path, _STALE).split()

@@ -182,10 +182,7 @@ class SgeScheduler(BatchScheduler):
             yield Mistake("sge", message, hint, f"tasks.{needing[0]}.gpus", fatal=False)
 
     def is_inside(self, env: Mapping[str, str]) -> bool:
-        """Whether this is the environment of a job's script.
-
-        ``JOB_ID`` alone does not suffice: other programs than Grid Engine set it, too.
-        """
+        """Whether it is a job script's; ``JOB_ID`` alone is set by others, too."""
         return "JOB_ID" in env and "SGE_TASK_ID" in env
 
     def directives(
@@ -251,8 +248,7 @@ class SgeScheduler(BatchScheduler):
         return None if index == "undefined" else index
 
     def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
-        """SIGUSR1, which -notify sends before a suspension, unless s_rt is set, which
-        sends it at its limit."""
+        """SIGUSR1 of -notify before a suspension, unless s_rt sends it, too."""
         sge = self.settings_in(description)
         words = (*sge.resources, *sge.options)
         limited = any(word.startswith("s_rt") for word in words)
@@ -359,10 +355,7 @@ def slots_by_host(where: str, text: str) -> dict[str, int]:
 
 
 def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
-    """Host -> slots, in the scheduler's order.
-
-    Raises StartError outside of a job, ConfigError if the host file is unusable.
-    """
+    """Host -> slots, in the scheduler's order. Raises StartError or ConfigError."""
     SCHEDULER.require_inside(env)
     if path := env.get("PE_HOSTFILE"):
         text = host_file("PE_HOSTFILE", path, _STALE)

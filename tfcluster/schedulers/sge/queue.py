@@ -87,10 +87,7 @@ def state(job: str, ask: Ask) -> JobState:
 
 
 def _reasons(root: ElementTree.Element) -> list[str]:
-    """Why the job has not started; reasons about this job alone come first.
-
-    Empty if the site has turned reasons off (sched_conf(5), ``schedd_job_info``).
-    """
+    """Why the job has not started (own reasons first), if the site shows it."""
     own = (part.iter("MES_message") for part in root.iter("SME_message_list"))
     return list(dict.fromkeys(_texts([*chain(*own), *root.iter("MES_message")])))
 
@@ -201,10 +198,7 @@ def seconds(text: str) -> float:
 
 
 def find_program(name: str, env: Mapping[str, str]) -> str:
-    """The path of a program such as qrsh. Raises StartError if there is none.
-
-    A program that is not on the job's PATH is sought below SGE_ROOT.
-    """
+    """The path of a program, on the PATH or below SGE_ROOT. Raises StartError."""
     folders = [env.get("PATH", "")]
     if root := env.get("SGE_ROOT"):
         arch = env.get("SGE_ARCH") or env.get("ARC", "")
@@ -265,10 +259,7 @@ def meaning(words: str) -> str | None:
 def start_process(
     host: str, argv: Sequence[str], timeout_s: float = START_S
 ) -> ProcessChannel:
-    """Start ``argv``, made by ``qrsh_argv``; returns once the process on the host runs.
-
-    Raises StartError.
-    """
+    """Start a ``qrsh_argv`` and wait until the process runs. Raises StartError."""
 
     def explained(words: str, end: str) -> str:
         text = meaning(words)

@@ -152,10 +152,7 @@ def slurm_options(slurm: SlurmSettings) -> dict[str, tuple[int, str]]:
 
 
 def job_size(description: Description, slurm: SlurmSettings) -> dict[str, int | None]:
-    """Option of sbatch -> its value for these tasks.
-
-    None: Slurm decides, or it is not asked for.
-    """
+    """Option of sbatch -> its value for these tasks; None: Slurm decides."""
     tasks, options = len(description.task_ids()), slurm_options(slurm)
     nodes = _number(slurm, options, "--nodes")
     slots = wanted_slots = _number(slurm, options, "--ntasks-per-node")
@@ -185,10 +182,7 @@ def job_size(description: Description, slurm: SlurmSettings) -> dict[str, int | 
 
 
 def gpus_needed(description: Description, nodes: int, slots: int) -> list[int]:
-    """How many GPUs the tasks of each of ``nodes`` nodes with ``slots`` slots need.
-
-    Empty if the tasks do not fit.
-    """
+    """How many GPUs each node's tasks need; empty if the tasks do not fit."""
     if nodes * slots < len(description.task_ids()):
         return []
     plain = {

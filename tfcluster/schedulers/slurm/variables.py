@@ -47,11 +47,7 @@ def is_inside(environ: Mapping[str, str]) -> bool:
 
 
 def nodes(environ: Mapping[str, str]) -> tuple[SlurmNode, ...]:
-    """The job's nodes, or those of the step that we are in, in the order of the job.
-
-    Raises ConfigError if a variable is invalid or contradicts another one, and
-    StartError outside of a job.
-    """
+    """The job's or step's nodes in the job's order. Raises ConfigError, StartError."""
     groups = _number(environ, "SLURM_HET_SIZE")
     if groups is None:
         listed = _group(environ, None)

@@ -109,10 +109,7 @@ class SshConnections:
 
 
 def _tcp(route: Route) -> socket.socket:
-    """A TCP connection to one of the host's addresses, each with a share of the time.
-
-    Raises HostError.
-    """
+    """A connection to one of the host's addresses. Raises HostError."""
     deadline = time.monotonic() + route.timeout_s
     try:
         addresses = socket.getaddrinfo(

@@ -43,10 +43,7 @@ class HostKey:
 
 
 def listed_keys(files: Iterable[tuple[str, str]], name: str) -> tuple[HostKey, ...]:
-    """The keys listed for ``name``, from file names and texts.
-
-    As in ssh, if no key is listed for ``[host]:port``, the keys for ``host`` count.
-    """
+    """The keys for ``name``; if ``[host]:port`` has none, those for ``host``."""
     lines = [line for file, text in files for line in _lines(file, text)]
     keys = tuple(key for names, key in lines if _are_of(names, name))
     if keys or not name.startswith("["):
@@ -106,10 +103,7 @@ class Keys:
     unusable: list[str] = field(default_factory=list)
 
     def candidates(self) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Each key, with its display name.
-
-        In ssh's order: listed keys that the agent holds, the agent's other keys, files.
-        """
+        """Each key with its name, as ssh orders them: listed, agent's, files."""
         listed = {path: _public(path) for path in self.route.identities}
         held = _held() if self.route.uses_agent else {}
         for path, blob in listed.items():

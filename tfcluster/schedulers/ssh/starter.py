@@ -36,10 +36,7 @@ STATUS_S = 2.0
 
 
 class SshChannel:
-    """Standard input and output of a remote program; ends with its connection.
-
-    ``hang_up`` closes the connection.
-    """
+    """The streams of a remote program; ``hang_up`` closes the connection."""
 
     def __init__(
         self,
