@@ -14,7 +14,7 @@ from tests.kit.time_limits import allow_s
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.console.display import Style
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.views import failures, plan, progress, results, status
+from tfcluster.console.views import failures, plan, progress, status
 from tfcluster.record.replay import replay
 from tfcluster.record.run_status import (
     FailureView,
@@ -667,6 +667,6 @@ def test_views_show_replayed_runs() -> None:
 
 def test_patterns_that_match_nothing_are_said_to() -> None:
     view = ResultsView(host="node1", state="fetched", there="/home/a/digits")
-    assert results.result_lines(view) == [
+    assert status.result_lines(view) == [
         "results from node1: no file in /home/a/digits matches"
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcluster.launcher.clocks import Measured
+from tfcluster.launcher.host_facts import Measured
 from tfcluster.trace.spans import host_clocks
 
 

@@ -164,7 +164,8 @@ class _Maker:
         else:
             # Installing pip into each environment takes seconds, and Debian's Python
             # needs an extra package for that.
-            lent = _is_newer(facts["pip"])
+            numbers = re.match(r"(\d+)\.(\d+)", facts["pip"] or "")
+            lent = numbers and tuple(map(int, numbers.groups())) >= _PIP
             options = ["--without-pip"] if lent else []
             options += ["--system-site-packages"] if system else []
             self._run("venv", [*self._python, "-m", "venv", *options, home])
@@ -215,11 +216,6 @@ class _Maker:
                 end = f"was killed by {signal.Signals(-status).name}"
             raise MakingFailed(f"{self._spec.file}: {name} {end}")
         return (done.stdout or b"").decode(errors="surrogateescape").strip()
-
-
-def _is_newer(pip: str | None) -> bool:
-    numbers = re.match(r"(\d+)\.(\d+)", pip or "")
-    return numbers is not None and tuple(map(int, numbers.groups())) >= _PIP
 
 
 def _find_uv() -> str | None:

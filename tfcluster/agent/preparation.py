@@ -11,8 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from tfcluster.agent.environments import hold, maker_argv
-from tfcluster.agent.helper_program import HelperProgram
-from tfcluster.agent.run_services import RunServices
+from tfcluster.agent.run_services import HelperProgram, RunServices
 from tfcluster.agent.signals import end_words
 from tfcluster.agent.spawn import SpawnedProgram, SpawnError, environment
 from tfcluster.base.light_dataclasses import dataclass

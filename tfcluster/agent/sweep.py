@@ -83,7 +83,9 @@ def sweep(run: str | None) -> list[ProcessEntry]:
     swept: list[ProcessEntry] = []
 
     def find() -> list[ProcessEntry]:
-        reap_children()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         return belongings(proc.snapshot(), run, os.getpid())
 
     def done(killed: list[ProcessEntry], _left: list[ProcessEntry]) -> None:
@@ -105,14 +107,6 @@ def clear_away(run: str | None) -> None:
                     import shutil  # only here: it takes long to import
 
                     shutil.rmtree(entry.path, ignore_errors=True)
-
-
-def reap_children() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
 
 
 def kill_until_gone(

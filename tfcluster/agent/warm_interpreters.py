@@ -12,8 +12,7 @@ import subprocess
 from collections import deque
 
 from tfcluster.agent.events import FrameSocket
-from tfcluster.agent.helper_program import HelperProgram
-from tfcluster.agent.run_services import RunServices
+from tfcluster.agent.run_services import HelperProgram, RunServices
 from tfcluster.agent.signals import end_words
 from tfcluster.agent.spawn import (
     SpawnedProgram,

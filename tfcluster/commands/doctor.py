@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -100,7 +101,9 @@ def doctor(
     reports = reachable.examine(imports=not quick)
     scheduler = reachable.outside_of
     if scheduler is None:
-        gpus = _wanted_gpus(reachable.prepared)
+        groups, gpus = reachable.prepared.description.tasks, Counter[str]()
+        for spec in reachable.prepared.specs:
+            gpus[spec.place.host.name] += groups[spec.task.type].gpus or 0
         problems = findings(reports, gpus, description.remedy)
     else:
         problems = [
@@ -144,15 +147,6 @@ def _preparing(description: Description) -> Callable[[Host], Prepare] | None:
 def _scripts(prepared: PreparedLaunch) -> tuple[str, ...]:
     programs = {spec.arguments[1] for spec in prepared.specs if len(spec.arguments) > 1}
     return tuple(sorted(p for p in programs if p not in ("-m", "-c")))
-
-
-def _wanted_gpus(prepared: PreparedLaunch) -> dict[str, int]:
-    groups = prepared.description.tasks
-    wanted: dict[str, int] = {}
-    for spec in prepared.specs:
-        host = spec.place.host.name
-        wanted[host] = wanted.get(host, 0) + (groups[spec.task.type].gpus or 0)
-    return wanted
 
 
 def _show(

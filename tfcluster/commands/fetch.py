@@ -25,7 +25,7 @@ from tfcluster.commands.launcher_requests import LauncherRequest
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen
-from tfcluster.console.views.results import progress_text, result_lines
+from tfcluster.console.views.status import progress_text, result_lines
 from tfcluster.launcher.agent_connection import Closed, Received, Unopened
 from tfcluster.launcher.brief_contacts import BriefContacts, Item
 from tfcluster.launcher.result_placement import ResultFolder

@@ -185,7 +185,12 @@ def _load(
             name=options.name,
             arguments=words[1:],
         )
-    _refuse_file(words, options)
+    path = Path(words[0])
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        message = "is a cluster.yaml, but -n is for a command"
+        count = f"--set tasks.worker={options.count}"
+        hint = f"tfcluster {options.verb} {shlex.quote(words[0])} {count}"
+        raise ConfigError([Problem(words[0], message, hint)])
     return described(
         config.from_command(
             words,
@@ -233,15 +238,6 @@ def _refuse_without_count(words: Sequence[str], options: LaunchOptions) -> None:
         problems.append(Problem(words[0], "is a command, not a cluster.yaml", hint))
     if problems:
         raise ConfigError(problems)
-
-
-def _refuse_file(words: Sequence[str], options: LaunchOptions) -> None:
-    path = Path(words[0])
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        problem = "is a cluster.yaml, but -n is for a command"
-        count = f"--set tasks.worker={options.count}"
-        hint = f"tfcluster {options.verb} {shlex.quote(words[0])} {count}"
-        raise ConfigError([Problem(words[0], problem, hint)])
 
 
 def _say(text: str) -> None:

@@ -22,13 +22,17 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.metrics import read_metrics
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.trace.from_record import (
+from tfcluster.trace.spans import (
     Events,
+    HostClock,
+    Process,
+    host_clocks,
     host_items,
     launcher_items,
+    pieces,
+    recorded,
     task_items,
 )
-from tfcluster.trace.spans import HostClock, Process, host_clocks, pieces, recorded
 
 _STDOUT = "-"
 _DRAWS = "matplotlib"

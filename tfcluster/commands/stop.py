@@ -18,7 +18,7 @@ from pathlib import Path
 from tfcluster import schedulers
 from tfcluster.base.errors import ContactLostError
 from tfcluster.base.states import RunState
-from tfcluster.launcher.cleanup import sweep_all
+from tfcluster.launcher.brief_contacts import sweep_all
 from tfcluster.plan.host_patterns import fold
 from tfcluster.plan.model import Host
 from tfcluster.record.continuation import latest

@@ -18,7 +18,6 @@ from tfcluster.console.text import plural
 from tfcluster.console.views.answers import verdict_lines
 from tfcluster.launcher.launch import check
 from tfcluster.plan.model import Description, Strategy
-from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Comparison, Difference, compare, noise_of
 from tfcluster.verify.noise import (
     Noise,
@@ -35,7 +34,13 @@ from tfcluster.verify.scratch import (
     remove_abandoned,
     require_small,
 )
-from tfcluster.verify.verdict import TrialFailure, Verdict, as_json
+from tfcluster.verify.verdict import (
+    Verdict,
+    as_json,
+    causes,
+    of_method,
+    own_difference,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +135,11 @@ def _judged(
     on_ranks = verify_trial.on_ranks(description)
     ranks = trials.run("ranks", on_ranks, f"on {plural(size, 'rank')}")
     if ranks.failure is not None:
-        return verdict(failed_on_ranks=_with_hint(ranks.failure, ranks, description))
+        failed = ranks.failure
+        if ranks.recorded.methods and "ps" not in description.tasks:
+            hint = "a graph of TensorFlow 1 trains with parameter servers: --ps 1"
+            failed = replace(failed, hint=hint)
+        return verdict(failed_on_ranks=failed)
     allowed = tolerance(options.tolerance, alone.recorded, ranks.recorded)
     comparison, first = trials.compared(alone, ranks, allowed.value, again)
     by_design = of_method(runtime, ranks.recorded, size)
@@ -247,15 +256,6 @@ class _Trials:
         return comparison, compare_outputs(
             outputs(alone), outputs(other), third, before, tolerance
         )
-
-
-def _with_hint(
-    failed: TrialFailure, ranks: Trial, description: Description
-) -> TrialFailure:
-    if ranks.recorded.methods and "ps" not in description.tasks:
-        hint = "a graph of TensorFlow 1 trains with parameter servers: --ps 1"
-        return replace(failed, hint=hint)
-    return failed
 
 
 def _causes(

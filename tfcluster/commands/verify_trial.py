@@ -127,10 +127,6 @@ def on_ranks(description: Description) -> Description:
     return _here(description, tasks=tasks, strategy=description.runtime.strategy)
 
 
-def chief_of(description: Description) -> TaskId:
-    return TaskId(_trained(description)[0], 0)
-
-
 def size_of(description: Description) -> int:
     groups = description.tasks
     return sum(groups[kind].count for kind in RANKED_TYPES if kind in groups)
@@ -195,7 +191,7 @@ def run_trial(
         complete=not stopped,
         folder=workdir,
         copied_to="" if workdir == description.workdir else str(workdir),
-        log=paths.log(chief_of(description)),
+        log=paths.log(TaskId(_trained(description)[0], 0)),
     )
 
 

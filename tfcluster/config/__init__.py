@@ -34,12 +34,13 @@ from tfcluster.config.sections import (
     starter,
 )
 from tfcluster.config.shape import Mistakes, read
-from tfcluster.config.text import MAX_PATH, printable
 from tfcluster.config.tree import (
+    MAX_PATH,
     Map,
     Mark,
     Scalar,
     find,
+    printable,
     put,
     shown,
     text,

@@ -27,9 +27,8 @@ from tfcluster.config.hosts import listed_hosts
 from tfcluster.config.models import ClusterSection, SecretSource, TaskSection
 from tfcluster.config.requirements import Bundle, RequirementsError, bundle
 from tfcluster.config.rules import groups, strategy
-from tfcluster.config.text import FillError, fill
+from tfcluster.config.tree import FillError, Scalar, fill, find, origins
 from tfcluster.config.tree import Path as Keys
-from tfcluster.config.tree import Scalar, find, origins
 from tfcluster.plan import model
 from tfcluster.plan.model import pattern_problem
 

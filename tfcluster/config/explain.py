@@ -14,8 +14,7 @@ from tfcluster import schedulers
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import ClusterSection, SecretSource
 from tfcluster.config.shape import Key, Misfit, Nested, Section
-from tfcluster.config.text import cut, printable
-from tfcluster.config.tree import Lookup, Path, Scalar, find, shown
+from tfcluster.config.tree import Lookup, Path, Scalar, cut, find, printable, shown
 from tfcluster.config.yaml11_scalars import EMPTY, Misread
 from tfcluster.schedulers.base import Scheduler
 
@@ -113,7 +112,8 @@ def _unknown_key(
 ) -> _Words:
     key, name = str(path[-1]), _dotted(path[:-1])
     message = f"unknown key {cut(key)!r}"
-    scheduler = _scheduler_of(name, cluster)
+    added = name in cluster.keys and name not in ClusterSection.keys
+    scheduler = schedulers.find(name) if added else None
     if synonym := _synonym(key, name, section, scheduler):
         return message, synonym
     if owner := _owner_of(key, section, cluster):
@@ -139,12 +139,6 @@ def _synonym(
         examples = {**_EXAMPLES_OF_SCHEDULERS, **scheduler.advice}
     ours = synonyms.get(word) or (word if word in section.keys else None)
     return f"did you mean {ours!r}?" if ours else examples.get(word)
-
-
-def _scheduler_of(section: str, cluster: type[ClusterSection]) -> Scheduler | None:
-    """The scheduler to which a section belongs; None for other sections."""
-    added = section in cluster.keys and section not in ClusterSection.keys
-    return schedulers.find(section) if added else None
 
 
 def _owner_of(

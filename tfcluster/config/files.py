@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfcluster.config.diagnostics import Report
-from tfcluster.config.text import MAX_PATH, printable
-from tfcluster.config.tree import Mark
+from tfcluster.config.tree import MAX_PATH, Mark, printable
 
 MAX_BYTES = 1 << 20
 

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tfcluster.config.diagnostics import Report
-from tfcluster.config.text import printable
 from tfcluster.config.tree import (
     Keys,
     Map,
@@ -22,6 +21,7 @@ from tfcluster.config.tree import (
     Seq,
     at,
     mapping,
+    printable,
     put,
     text,
     without,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tfcluster.base.versions import OLDEST, too_old, unknown
 from tfcluster.base.vocabulary import FORMAT_VERSION
 from tfcluster.doctor.probe_hosts import HostAnswers
-from tfcluster.launcher.clocks import CLOCK_S
+from tfcluster.launcher.host_facts import CLOCK_S
 
 if TYPE_CHECKING:
     from tfcluster.documents import checks as documents

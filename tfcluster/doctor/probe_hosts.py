@@ -14,8 +14,7 @@ from tfcluster.base.light_dataclasses import replace
 from tfcluster.doctor.probe import MARK
 from tfcluster.launcher.agent_connection import Closed, Received, Unopened
 from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
-from tfcluster.launcher.clocks import certain_lead
-from tfcluster.launcher.host_facts import choose_address, resolve
+from tfcluster.launcher.host_facts import certain_lead, choose_address, resolve
 from tfcluster.plan.model import Host, Interpreter
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.wire import loads

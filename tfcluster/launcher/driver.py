@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 
 from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.base.light_dataclasses import as_dict
-from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.states import TaskState
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.agent_connection import (
     LEASE_S,
@@ -22,7 +22,7 @@ from tfcluster.launcher.agent_connection import (
     Opened,
     Unopened,
 )
-from tfcluster.launcher.clocks import Measured
+from tfcluster.launcher.host_facts import Measured
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Item, Job
 from tfcluster.launcher.live_run import LiveRun
@@ -33,8 +33,7 @@ from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.launcher.task_messages import TaskMessages
 from tfcluster.launcher.task_starts import TaskStarts
 from tfcluster.lifecycle import actions, begin, events, step
-from tfcluster.lifecycle.state import HostState, Phase, Plan
-from tfcluster.lifecycle.transitions import START
+from tfcluster.lifecycle.state import START, HostState, Phase, Plan
 from tfcluster.plan.host_patterns import fold
 from tfcluster.protocol import commands
 from tfcluster.protocol.frames import ProtocolError
@@ -315,7 +314,11 @@ class Driver:
                 case actions.Say(text):
                     self._run.say(text)
                 case actions.SetRunState(state, reason):
-                    self._run_state(state, reason)
+                    # A final state is recorded only in the record's last event: until
+                    # then `stop` would have to sweep if this process died.
+                    if not state.final:
+                        journal = self._journal
+                        journal.event("state", state=str(state), reason=reason)
                 case actions.SetTaskState():
                     self._task_state(action)
                 case actions.Failure():
@@ -346,12 +349,6 @@ class Driver:
             by_host.setdefault(self._plan.tasks[task], []).append(str(task))
         for host, names in by_host.items():
             self._hosts.send(host, StopRequest(tuple(names), grace_s, signal))
-
-    def _run_state(self, state: RunState, reason: str | None) -> None:
-        # A final state is recorded only in the record's last event: until then `stop`
-        # would have to sweep if this process died.
-        if not state.final:
-            self._journal.event("state", state=str(state), reason=reason)
 
     def _task_state(self, change: actions.SetTaskState) -> None:
         if change.state.final or change.state is TaskState.STOPPING:

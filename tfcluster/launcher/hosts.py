@@ -25,9 +25,8 @@ from tfcluster.launcher.agent_connection import (
     open_agent,
     open_all,
 )
-from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
-from tfcluster.launcher.clocks import certain_lead
-from tfcluster.launcher.host_facts import HostFacts
+from tfcluster.launcher.brief_contacts import SILENT_SWEEP_S, SWEEP_S, Cleanup
+from tfcluster.launcher.host_facts import HostFacts, certain_lead
 from tfcluster.launcher.host_liveness import HostLiveness
 from tfcluster.launcher.host_start import StartStage
 from tfcluster.launcher.job import Item, Job
@@ -247,9 +246,14 @@ class Hosts:
 
     def _begin(self, contact: _Contact, stage: StartStage) -> None:
         if stage is StartStage.IMPORT:
-            keys = self._import(contact.host)
-            if keys:
-                self._note_import(contact.host)
+            host = contact.host
+            job, package = self._job_of(host), self.facts.package(host.name)
+            warm = warm_requests(job, host, package, self.files.cwd)
+            for request in warm:
+                self.send(host.name, request)
+            if warm:
+                self._note_import(host)
+            keys = frozenset(request.key for request in warm)
             self._step(contact, host_start.ImportsBegun(keys))
             return
         self._note(contact.host.name, stage)
@@ -287,14 +291,6 @@ class Hosts:
         """An identifier of the requirements; None if there are none."""
         requirements = self._job.description.requirements
         return None if requirements is None else requirements_digest(requirements)
-
-    def _import(self, host: Host) -> frozenset[str]:
-        """Have the host start its warm interpreters; returns their keys."""
-        job, package = self._job_of(host), self.facts.package(host.name)
-        warm = warm_requests(job, host, package, self.files.cwd)
-        for request in warm:
-            self.send(host.name, request)
-        return frozenset(request.key for request in warm)
 
     def elapsed(self, seconds: float) -> list[Event]:
         """Add to every host's silence; a host that was silent for too long is lost.

@@ -28,6 +28,7 @@ from tfcluster.launcher.job import CurrentJob, Item, Job, task_specs
 from tfcluster.launcher.live_run import Journal, LiveRun
 from tfcluster.launcher.preflight import (
     idle_hosts,
+    read_secrets,
     require_commands,
     require_keras_backend,
     require_open_files,
@@ -36,7 +37,6 @@ from tfcluster.launcher.preflight import (
 )
 from tfcluster.launcher.run_end import call_on_end, is_due, requeue
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.lifecycle.actions import Finish
 from tfcluster.lifecycle.events import Interrupted
@@ -57,7 +57,7 @@ from tfcluster.schedulers.base import BatchScheduler, Requeuing
 from tfcluster.schedulers.starting import Starter
 
 if TYPE_CHECKING:
-    from tfcluster.documents.plan import SharedPlan
+    from tfcluster.documents.checks import SharedPlan
 
 _FLUSH_S = 5.0
 _MAX_NAME = 64
@@ -195,7 +195,11 @@ class Launch:
                 signals.append(signal)
                 queue.put(signal)
 
-            stack.enter_context(interrupts(post, self._harmless()))
+            harmless = frozenset[signal.Signals]()
+            if self.scheduler is not None:
+                description = self.prepared.description
+                harmless = self.scheduler.harmless_signals(description)
+            stack.enter_context(interrupts(post, harmless))
             with ExitStack() as held:
                 paths, writer = self._begin(held, environ)
                 begun(paths)
@@ -230,11 +234,6 @@ class Launch:
             logs=paths.logs,
             files=self.files,
         )
-
-    def _harmless(self) -> frozenset[signal.Signals]:
-        if self.scheduler is None:
-            return frozenset()
-        return self.scheduler.harmless_signals(self.prepared.description)
 
     def _begin(
         self, stack: ExitStack, environ: Mapping[str, str]

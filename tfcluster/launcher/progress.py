@@ -11,7 +11,7 @@ from typing import Any
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle.events import Stalled
-from tfcluster.lifecycle.transitions import first_of
+from tfcluster.lifecycle.state import first_of
 from tfcluster.protocol.messages import Exited, Gpu, Usage
 
 STACK_LINES = 18

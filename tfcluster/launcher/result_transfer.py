@@ -248,7 +248,9 @@ class HostTransfer:
             while asked < min(left, _WINDOW):
                 self._send(requests.More(number))
                 asked += 1
-            answer = self._receive_of_file(number)
+            answer = self._receive(number)
+            if isinstance(answer, messages.Unread):
+                raise _FileError(answer.cause)
             asked -= 1
             left = max(1, left - 1)  # pieces may be shorter than they could be
             if isinstance(answer, messages.Complete):
@@ -262,12 +264,6 @@ class HostTransfer:
             partial.write(data)
             self._outcome.done_bytes += len(data)
             self._outcome.sent_bytes += len(data)
-
-    def _receive_of_file(self, number: int) -> messages.ResultsMessage:
-        answer = self._receive(number)
-        if isinstance(answer, messages.Unread):
-            raise _FileError(answer.cause)
-        return answer
 
     def _receive(self, number: int) -> messages.ResultsMessage:
         """The next answer with this number. Raises _Ended without contact."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from tfcluster import schedulers
 from tfcluster.base.light_dataclasses import dataclass, field
-from tfcluster.console.views.results import progress_text, result_lines
+from tfcluster.console.views.status import progress_text, result_lines
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.live_run import LiveRun

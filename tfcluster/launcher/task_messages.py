@@ -84,8 +84,10 @@ class TaskMessages:
                 return [events.TaskStarted(task, attempt)]
             case messages.Listening():
                 return [events.TaskListening(task, attempt)]
-            case messages.Intruder():
-                return [events.TaskUnstartable(task, attempt, _intrusion(message))]
+            case messages.Intruder(port=port, pid=pid, uid=uid):
+                who = f"a process of uid {uid}" if pid is None else f"pid {pid}"
+                cause = f"its port {port} is held by {who}"
+                return [events.TaskUnstartable(task, attempt, cause)]
             case messages.Failed(cause=cause):
                 return [events.TaskUnstartable(task, attempt, cause)]
             case messages.Exited():
@@ -229,12 +231,6 @@ def _of_host(host: str, text: str) -> str:
     warning = "warning: "
     rest = text.removeprefix(warning)
     return f"{host}: {text}" if rest == text else f"{warning}{host}: {rest}"
-
-
-def _intrusion(intruder: messages.Intruder) -> str:
-    uid, pid = intruder.uid, intruder.pid
-    who = f"a process of uid {uid}" if pid is None else f"pid {pid}"
-    return f"its port {intruder.port} is held by {who}"
 
 
 _REMEMBERED = 256

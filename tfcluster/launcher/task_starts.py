@@ -10,8 +10,7 @@ from functools import cached_property
 from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.task_id import TaskId
-from tfcluster.launcher.clocks import clock_warnings
-from tfcluster.launcher.host_facts import machine_warnings, threads_env
+from tfcluster.launcher.host_facts import clock_warnings, machine_warnings, threads_env
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job, is_awaited, search_paths, warm_env
 from tfcluster.launcher.live_run import LiveRun
@@ -80,7 +79,12 @@ class TaskStarts:
             self._record_plan(cluster)
         if self._has_new_hosts:
             self._has_new_hosts = False
-            self._show_hosts()
+            shares, show = self._hosts.facts.shares_files, self._run.show
+            show.ports(self._job, self._ports)
+            for warning in clock_warnings(self._hosts.clock_leads_s):
+                self._run.say(warning)
+            apart = [h for h in self._run.plan.hosts() if not shares(h)]
+            show.places(self._job, apart, self._hosts.files.copies())
         closed = self._job.description.expose == "run"
         facts = _StartFacts(
             cluster=cluster,
@@ -114,14 +118,6 @@ class TaskStarts:
         )
         with contextlib.suppress(OSError):  # events have the addresses, too
             replace_json(self._run.paths.plan, task_parts(document, cluster))
-
-    def _show_hosts(self) -> None:
-        facts = self._hosts.facts
-        self._run.show.ports(self._job, self._ports)
-        for warning in clock_warnings(self._hosts.clock_leads_s):
-            self._run.say(warning)
-        apart = [h for h in self._run.plan.hosts() if not facts.shares_files(h)]
-        self._run.show.places(self._job, apart, self._hosts.files.copies())
 
     def _request(self, spec: TaskSpec, attempt: int, facts: _StartFacts) -> Start:
         job, hosts, task = self._job, self._hosts, spec.task

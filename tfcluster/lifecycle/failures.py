@@ -10,12 +10,17 @@ from tfcluster.base.light_dataclasses import replace
 from tfcluster.base.states import TaskState
 from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle import actions, events
-from tfcluster.lifecycle.state import HostState, Phase, Plan, Role, State, TaskStatus
-from tfcluster.lifecycle.transitions import (
+from tfcluster.lifecycle.state import (
     BACKOFF,
     LEASE,
     RESTART,
     VERDICT,
+    HostState,
+    Phase,
+    Plan,
+    Role,
+    State,
+    TaskStatus,
     Turn,
     alive,
     of,

@@ -11,8 +11,12 @@ from tfcluster.base.errors import ExitCode
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.lifecycle import actions
 from tfcluster.lifecycle.failures import fail, reach_verdict
-from tfcluster.lifecycle.state import HostState, Phase, Role, Stage, State
-from tfcluster.lifecycle.transitions import (
+from tfcluster.lifecycle.state import (
+    HostState,
+    Phase,
+    Role,
+    Stage,
+    State,
     Turn,
     alive,
     any_alive,

@@ -39,15 +39,6 @@ from tfcluster.lifecycle.shutdown import (
     stopped_elsewhere,
 )
 from tfcluster.lifecycle.state import (
-    HostState,
-    Phase,
-    Plan,
-    Role,
-    Stage,
-    State,
-    TaskStatus,
-)
-from tfcluster.lifecycle.transitions import (
     BACKOFF,
     CLOSE,
     EVALUATOR,
@@ -56,6 +47,13 @@ from tfcluster.lifecycle.transitions import (
     START,
     STOP,
     VERDICT,
+    HostState,
+    Phase,
+    Plan,
+    Role,
+    Stage,
+    State,
+    TaskStatus,
     Turn,
     alive,
     any_alive,

@@ -18,7 +18,7 @@ from tfcluster.plan.model import Allocation, Description, Requirements, Secret
 from tfcluster.protocol.wire import WORKDIR
 
 if TYPE_CHECKING:
-    from tfcluster.documents.plan import (
+    from tfcluster.documents.checks import (
         PlannedEnvironment,
         PlannedHost,
         SharedPlan,

@@ -30,7 +30,9 @@ def save_crash(error: BaseException, environ: Mapping[str, str]) -> Path | None:
             write_all(descriptor, text.encode(errors="backslashreplace"))
         finally:
             os.close(descriptor)
-        _remove_old(path.parent)
+        # A repeated crash must not fill the disk. Names sort by time.
+        for old in sorted(path.parent.glob("crash-*.txt"))[:-_KEPT]:
+            old.unlink(missing_ok=True)
     except (OSError, TfclusterError):
         return None
     return path
@@ -43,8 +45,3 @@ def crashed(error: Exception, environ: Mapping[str, str]) -> ResourceError:
     return ResourceError(
         f"internal error in tfcluster: {type(error).__name__}: {error}{kept}"
     )
-
-
-def _remove_old(folder: Path) -> None:
-    for old in sorted(folder.glob("crash-*.txt"))[:-_KEPT]:
-        old.unlink(missing_ok=True)

@@ -13,8 +13,7 @@ from tfcluster.report import charts
 from tfcluster.report.charts import MUTED, Block, ChartLine, Point
 from tfcluster.report.history import History
 from tfcluster.report.html import COLOURS, Content, element, table
-from tfcluster.trace.from_record import TASK, task_items
-from tfcluster.trace.spans import Span
+from tfcluster.trace.spans import TASK, Span, task_items
 
 _MOST_ROWS = 40
 _MOST_LINES = 64

@@ -22,7 +22,7 @@ from tfcluster.base.errors import StartError
 from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.base.light_dataclasses import dataclass, replace
 from tfcluster.launcher.launch import prepare
-from tfcluster.launcher.secrets import read_secrets
+from tfcluster.launcher.preflight import read_secrets
 from tfcluster.plan.description_json import from_plain, to_plain
 from tfcluster.plan.document import task_parts
 from tfcluster.plan.model import Description, Secret

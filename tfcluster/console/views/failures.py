@@ -31,7 +31,11 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     if first is None:
         return []
     ranks = [task.task for task in view.tasks if is_rank(task.task)]
-    alike = [other for other in view.secondary if _same_cause(other, first)]
+    alike = [
+        other
+        for other in view.secondary
+        if is_rank(other.task or "") and other.cause == first.cause
+    ]
     all_alike = len(ranks) > 1 and len(alike) == len(ranks) - 1
     headline = _headline(first, f"all {len(ranks):,} ranks" if all_alike else "")
     lines = [style.red("first failure: ") + style.bold(headline)]
@@ -92,11 +96,6 @@ def how_it_ended(exit_code: int | None, signal: str | None) -> str:
     if signal:
         return sanitise_word(signal)
     return "" if exit_code is None else f"exit {exit_code}"
-
-
-def _same_cause(one: FailureView, first: FailureView) -> bool:
-    """Whether another rank failed, too, and for the same reason."""
-    return bool(one.task) and is_rank(one.task or "") and one.cause == first.cause
 
 
 def _tail(lines: Sequence[str]) -> list[str]:

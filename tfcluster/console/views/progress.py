@@ -76,7 +76,8 @@ def running(view: RunView, now_s: float) -> str:
         parts += [f"loss {loss}"] if loss else []
         paces = [t.steps_per_s for t in training if t.steps_per_s is not None]
         if paces:
-            parts.append(f"{_rate_text(statistics.median(paces))} steps/s")
+            pace = statistics.median(paces)
+        parts.append(f"{pace:.3g} steps/s" if pace < 1 else f"{pace:.1f} steps/s")
         waits = [t.wait_share for t in training if t.wait_share is not None]
         if len(waits) > 1:
             parts.append(f"waiting {statistics.fmean(waits):.0%}".replace("%", " %"))
@@ -91,7 +92,8 @@ def running(view: RunView, now_s: float) -> str:
 
 
 def stopping(view: RunView, now_s: float) -> str:
-    left = [task.task for task in view.tasks if _has_process(task)]
+    states = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
+    left = [task.task for task in view.tasks if task.state in states]
     since_s = view.since_s if view.since_s is not None else now_s
     text = f"stopping {max(0, int(now_s - since_s))} s"
     return f"{text}: waiting for {sanitise_word(fold_tasks(left))}" if left else text
@@ -119,10 +121,6 @@ def _phases(tasks: Iterable[TaskView]) -> str:
 
 def _is_up(task: TaskView) -> bool:
     return task.state not in (TaskState.PENDING, TaskState.STARTING)
-
-
-def _has_process(task: TaskView) -> bool:
-    return task.state in (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 
 
 _STAGES = {

@@ -157,7 +157,8 @@ def job_size(description: Description, slurm: SlurmSettings) -> dict[str, int | 
     nodes = _number(slurm, options, "--nodes")
     slots = wanted_slots = _number(slurm, options, "--ntasks-per-node")
     gpus = _number(slurm, options, "--gpus-per-node")
-    gpus_of_task = _gpus_of_task(description)
+    (first, *others) = {group.gpus for group in description.tasks.values()}
+    gpus_of_task = None if others else first  # None: different numbers, or unknown
     if nodes is None and "--nodes" not in options:
         if slots is None and gpus_of_task and gpus:
             slots = max(1, gpus // gpus_of_task)
@@ -245,12 +246,6 @@ def _gpu_contradictions(
         if max(gpus_needed(even, nodes, slots)) <= gpus:
             hint = "spread: true"
         yield Mistake(_place(options, "--gpus-per-node"), message, hint, key)
-
-
-def _gpus_of_task(description: Description) -> int | None:
-    """How many GPUs every task needs; None: different numbers, or unknown."""
-    (first, *others) = {group.gpus for group in description.tasks.values()}
-    return None if others else first
 
 
 def _place(options: Mapping[str, tuple[int, str]], name: str) -> str:

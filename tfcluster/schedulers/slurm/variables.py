@@ -58,12 +58,6 @@ def nodes(environ: Mapping[str, str]) -> tuple[SlurmNode, ...]:
     return _of_step(environ, _merged(listed))
 
 
-def is_in_step(environ: Mapping[str, str]) -> bool:
-    """Whether this is a step of the job, which may have only some of its nodes."""
-    interactive = environ.get("SLURM_STEP_ID") == _INTERACTIVE
-    return bool(environ.get("SLURM_STEP_NODELIST")) and not interactive
-
-
 def require_one_launcher(environ: Mapping[str, str]) -> None:
     """Raise StartError if srun started several launchers: ``srun -n 4 tfcluster``."""
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
@@ -126,9 +120,9 @@ def _of_step(
     environ: Mapping[str, str], nodes: tuple[SlurmNode, ...]
 ) -> tuple[SlurmNode, ...]:
     """Those of the job's nodes that the step has; all of them outside of a step."""
-    if not is_in_step(environ):
-        return nodes
     key = "SLURM_STEP_NODELIST"
+    if not environ.get(key) or environ.get("SLURM_STEP_ID") == _INTERACTIVE:
+        return nodes
     names = _names(environ, key, environ[key])
     job = [node.name for node in nodes]
     if strange := sorted({*names} - {*job}):
