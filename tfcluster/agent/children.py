@@ -45,7 +45,6 @@ class Children:
 
     @property
     def expected(self) -> Collection[int]:
-        """The pids of the expected children that were not reaped."""
         return self._on_end.keys()
 
     def expect(self, pid: int, on_end: OnEnd) -> None:

@@ -1,9 +1,7 @@
 """Makes the environment of a requirements file, once for each content and interpreter.
 
-Runs as a separate process in the working directory. Its arguments ``REQUEST ANSWER``
-are two descriptors. It reads a ``Make`` from the first, and writes to the second what
-it is doing (``MakerOutput``), and finally ``Made`` or ``Unmade``. Whatever pip prints
-goes to its output.
+A process with two descriptors as arguments: it reads a ``Make`` from the first, and
+writes ``MakerOutput`` and finally ``Made`` or ``Unmade`` to the second.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The sockets between the agent and a task: events come in, requests go out.
 
-A task's command may be a script that starts Python, or a program that trains in a
-child process. So each attempt of a task also has a socket to which every process below
-the command can connect, and the first one that asks gets the task's rank. Any process
-may write anything to these sockets, or nothing.
+Each attempt also has a socket to which every process below the task's command can
+connect: the first one that asks gets the rank. Any process may write anything there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The guard: a process that only exists to outlive the agent and clean up after it.
 
-It forks the agent before anything else, and adopts its tasks if it dies. It knows no
-frames; the agent tells it the run's id, and whether its exit is intended.
+It forks the agent before anything else, and adopts its tasks if it dies.
 ``docs/protocols.md`` explains the exit codes.
 """
 

@@ -1,8 +1,7 @@
 """Clears away the layers into which ranks other than the chief have written.
 
-All ranks write the same files, so most of these equal the chief's, and are dropped. The
-others are moved to the run's folder on this host. ``tfcluster.runtime.files.layers``
-makes the layers. Runs in a thread, since files may be large.
+Most files equal the chief's, and are dropped. The others are moved to the run's folder
+on this host. ``tfcluster.runtime.files.layers`` makes the layers.
 """
 
 from __future__ import annotations

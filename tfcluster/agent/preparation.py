@@ -267,7 +267,6 @@ def _content(file: int) -> bytes:
 
 
 def _file(content: bytes) -> int:
-    """A file without a name, with this content."""
     descriptor = os.memfd_create("tfcluster")
     with open(descriptor, "wb", closefd=False) as stream:
         stream.write(content)

@@ -1,8 +1,7 @@
 """Sends files that tasks have written to the launcher, piece by piece.
 
-Every step is small, so that the agent stays responsive: a few files are listed, or a
-piece is read, and then other work gets its turn. The launcher asks for each piece, so
-never more is queued than it has asked for.
+Every step is small, so that the agent stays responsive, and the launcher asks for each
+piece, so that never more is queued than it has asked for.
 """
 
 from __future__ import annotations

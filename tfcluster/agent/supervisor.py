@@ -349,13 +349,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _package() -> str:
-    """The folder that holds this copy of the package."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
 class AgentRun:
-    """Everything in a run that has processes."""
-
     def __init__(
         self,
         loop: Loop,

@@ -1,14 +1,11 @@
 """Proves that the listener on a task's port is the task's own, and guards it.
 
-A task takes a held port with SO_REUSEPORT, which would also let another program of the
-same user silently share the port. A task that must listen is not up before its listener
-is the only one. For a task that may listen, a second listener beside its own is just as
-bad; but a single listener of a foreign process may still be the task's, started by a
-daemon on its behalf.
+A held port is taken with SO_REUSEPORT, by which another program of the user could share
+it. A task that must listen is up once its listener is the only one. For one that may
+listen, a single foreign listener may be its daemon's, but a second one is as bad.
 
-TensorFlow's servers authenticate nobody. A runtime reports that it has started one; a
-program without a runtime may start one on its task's port at any time. From then on, a
-``RejectingListener`` rejects strangers, and connections that they already have are cut.
+TensorFlow's servers authenticate nobody. Once a task has one, or may have one, a
+``RejectingListener`` rejects strangers, and their old connections are cut.
 """
 
 from __future__ import annotations
@@ -58,7 +55,6 @@ class ListenerGroup:
 
     @property
     def is_private(self) -> bool:
-        """Whether only programs of this host can connect anyway."""
         return self.host == "::1" or self.host.startswith("127.")
 
 
@@ -160,7 +156,6 @@ class _Watch:
         return now_s - self.changed_s < _FRESH_S
 
     def urgent(self, now_s: float) -> bool:
-        """Whether a listener is about to come."""
         if self.networks is not None:
             return not self.listeners or self.fresh(now_s)
         return self.awaited and not self.proven

@@ -46,7 +46,6 @@ class _Request:
 
 class _Interpreter:
     def __init__(self, shared: RunServices, tasks: TaskTable, request: Warm) -> None:
-        """Start it. Raises SpawnError."""
         self._shared = shared
         self._tasks = tasks
         self._request = request

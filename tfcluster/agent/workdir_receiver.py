@@ -1,9 +1,8 @@
 """Receives the user's files on hosts without a shared file system: only changed ones.
 
-Remembers what it wrote last time, and so can distinguish changes made here, changes
-made at the source, and both (a three-way merge, as in version control). Files that
-tasks have written here are never overwritten. Nothing changes before everything has
-arrived.
+It remembers what it wrote, so changes made here, at the source and at both differ (a
+three-way merge). Files of tasks are never overwritten, and nothing changes before
+everything has arrived.
 """
 
 from __future__ import annotations
@@ -174,7 +173,6 @@ class _Transfer:
         written: Digests,
         same: Sequence[requests.File],
     ) -> None:
-        """``same`` are the files that are here already."""
         self.root = root
         self.count = len(plan.fetch)
         self.awaited: list[tuple[int, int, int]] = []

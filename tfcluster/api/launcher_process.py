@@ -1,8 +1,6 @@
-"""The process that drives a run for a Python program.
+"""The process that drives a run for a Python program, and ends it with the program.
 
-It reads what to launch as JSON from standard input, and answers with one line of JSON
-on standard output once there is a run or an error. It ends the run if the program is
-gone.
+It reads what to launch as JSON from standard input, and answers with a line of JSON.
 """
 
 from __future__ import annotations

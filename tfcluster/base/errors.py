@@ -50,7 +50,6 @@ class TfclusterError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The message, with the hint in parentheses."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def lines(self) -> list[str]:

@@ -1,8 +1,7 @@
 """Sets what ``ps`` and ``top`` show for our processes, instead of a Python command.
 
-The kernel reads a process's command line from the process's own memory, so writing
-there changes what others see (proc(5): /proc/pid/cmdline, /proc/pid/mem, and the fields
-arg_start and arg_end of /proc/pid/stat). Standard library only.
+The kernel reads a command line from the process's own memory, so writing there changes
+what others see (proc(5): /proc/pid/cmdline and the fields arg_start and arg_end).
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """What a shell may complete: runs, tasks, and the keys and values of ``--set``.
 
-Reads the record, and changes nothing: pressing TAB creates no folder.
-
-A script of a shell gives the command line up to the cursor to ``tfcluster`` in an
-environment variable, and reads lines: first the kind of answer (``values``, ``files``
-or ``commands``), a TAB and the word at the cursor, then each value, a TAB and a
-description. Where tfcluster knows no value, or cannot be started, the shell completes
-the names of files.
+A shell's script puts the command line into an environment variable, and reads lines:
+the kind of answer (``values``, ``files`` or ``commands``), a TAB and the word at the
+cursor, then each value, a TAB and a description. Creates no folder.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from functools import partial
 
 from tfcluster import schedulers
 from tfcluster.base.errors import ConfigError, ExitCode, Problem
-from tfcluster.commands.configuration import load_file
-from tfcluster.commands.launch import submits_to
+from tfcluster.commands.launch import load_file, submits_to
 from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
@@ -45,8 +44,6 @@ from tfcluster.schedulers.starting import Starter
 
 @dataclass(frozen=True, slots=True)
 class _Reachable:
-    """The hosts that can be reached from here."""
-
     prepared: PreparedLaunch
     hosts: Sequence[Host]
     starter: Starter

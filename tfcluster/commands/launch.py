@@ -12,7 +12,7 @@ from tfcluster import config, schedulers
 from tfcluster.base.errors import ConfigError, Problem
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.state_folder import state_path
-from tfcluster.commands.configuration import described, load_file
+from tfcluster.config import Loaded
 from tfcluster.config.files import folder_problem
 from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
@@ -26,6 +26,34 @@ from tfcluster.plan.model import Description
 from tfcluster.record.launched import launched
 from tfcluster.record.paths import RunPaths, find, state_dir, valid_name
 from tfcluster.schedulers.base import BatchScheduler, asker
+
+
+def described(loaded: Loaded) -> Description:
+    """What was loaded, once the user has seen the warnings."""
+    for problem in loaded.warnings:
+        say(sanitise(str(problem)))
+    return loaded.description
+
+
+def load_file(
+    path: str,
+    environ: Mapping[str, str],
+    *,
+    overrides: Sequence[str],
+    passed: Sequence[str],
+    name: str | None = None,
+    arguments: Sequence[str] = (),
+) -> Description:
+    return described(
+        config.load(
+            path,
+            overrides=overrides,
+            name=name,
+            arguments=arguments,
+            environ=environ,
+            passed=passed,
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +118,6 @@ def launch_described(
 def submits_to(
     description: Description, environ: Mapping[str, str]
 ) -> BatchScheduler | None:
-    """The scheduler to which a launch submits a job; None if it runs here."""
     scheduler = schedulers.batch_scheduler(description.backend)
     return None if scheduler is None or scheduler.is_inside(environ) else scheduler
 
@@ -285,7 +312,6 @@ def _show_plan(
 def _provisional_paths(
     description: Description, environ: Mapping[str, str]
 ) -> RunPaths:
-    """Where a run of this name would be recorded."""
     return RunPaths(state_path(environ) / "runs" / f"{description.name}-<time>")
 
 

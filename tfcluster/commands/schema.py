@@ -15,7 +15,6 @@ def names() -> list[str]:
 
 
 def schema(name: str) -> str:
-    """The text of a schema. Raises ConfigError if there is no schema of this name."""
     if name not in names():
         hint = f"there are {', '.join(names())}"
         raise ConfigError([Problem(name, "no such schema", hint)])

@@ -99,7 +99,6 @@ def _written_by(view: RunView, workdir: Path) -> Iterator[Path]:
 
 
 def _tensorboard(python: Interpreter, environ: Mapping[str, str]) -> list[str] | None:
-    """The argv that starts TensorBoard; None if it is not installed."""
     with contextlib.suppress(OSError):
         done = subprocess.run(
             [*python, "-c", _HAS],

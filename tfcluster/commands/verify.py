@@ -212,7 +212,6 @@ class _Trials:
         return trial
 
     def baseline(self) -> tuple[Trial, Description, str]:
-        """The trial alone, its description, and what it was if it was not alone."""
         description = self._description
         described = verify_trial.alone(description)
         alone = self.run("alone", described, "alone")

@@ -14,8 +14,8 @@ from tfcluster import config
 from tfcluster.base.states import RunState
 from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import RANKED_TYPES, RECORDING
-from tfcluster.commands import configuration
-from tfcluster.commands.configuration import load_file
+from tfcluster.commands import launch
+from tfcluster.commands.launch import load_file
 from tfcluster.commands.stop import stop
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import check
@@ -87,7 +87,7 @@ def described(
             passed=passed,
             arguments=words[1:],
         )
-    return configuration.described(
+    return launch.described(
         config.from_command(
             words,
             count=2 if count is None else count,

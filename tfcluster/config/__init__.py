@@ -62,8 +62,6 @@ _REMOVED = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checked Description, with warnings for the user."""
-
     description: Description
     warnings: tuple[Problem, ...] = ()
 

@@ -331,7 +331,6 @@ class Describer:
         )
 
     def _sections(self) -> dict[str, dict[str, Any]]:
-        """The settings in each scheduler's section that the configuration has."""
         written = filter(self._findings.is_written, type(self._cluster).keys)
         added = [name for name in written if name not in ClusterSection.keys]
         return {name: dict(vars(getattr(self._cluster, name))) for name in added}

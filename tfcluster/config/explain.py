@@ -144,7 +144,6 @@ def _synonym(
 def _owner_of(
     key: str, section: type[Section], cluster: type[ClusterSection]
 ) -> str | None:
-    """The section to which a key that is unknown here belongs; None: no section."""
     owners = ["at the top level"] if key in cluster.keys else []
     for name, owner in cluster.keys.items():
         other = _section_of(owner)
@@ -154,14 +153,12 @@ def _owner_of(
 
 
 def _section_of(key: Key) -> type[Section] | None:
-    """The section that a key always has, whether it is in the file or not."""
     kind = key.kind
     always = key.required or key.default is not None
     return kind.section if always and isinstance(kind, Nested) else None
 
 
 def suggestion(word: str, words: Iterable[str]) -> str:
-    """A hint for an unknown word."""
     words = list(words)
     near = difflib.get_close_matches(word[:64], words, n=1)
     return f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(words)}"

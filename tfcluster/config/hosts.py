@@ -75,7 +75,6 @@ def _hint(name: str) -> str | None:
 def _one_address(
     item: HostItem, names: Sequence[str], path: Path, findings: Findings
 ) -> bool:
-    """Whether the item's address is valid and the item is a single host."""
     where, address = (*path, "address"), item.address or ""
     if len(names) > 1:
         findings.error(where, f"one address for {len(names)} hosts")

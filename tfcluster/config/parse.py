@@ -207,7 +207,6 @@ class _Place(NamedTuple):
 
 
 def _explained(error: yaml.YAMLError, content: str) -> _Explained:
-    """The place of the error, a message, and a hint."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return _Explained(1, 1, "not valid YAML")
     lines = _LINE_END.split(content)

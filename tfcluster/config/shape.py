@@ -167,8 +167,6 @@ class Widened:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a section."""
-
     kind: Kind
     about: str
     default: Any = None

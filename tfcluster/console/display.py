@@ -54,7 +54,6 @@ class Style:
         return self._paint(text.ljust(self.width), _colour(task)) + " | "
 
     def header(self, *names: str) -> list[str]:
-        """The header of a table."""
         return list(map(self.dim, names))
 
     def bold(self, text: str) -> str:
@@ -107,7 +106,6 @@ def is_terminal(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
 
 
 def _colour(task: str) -> int:
-    """The task's colour, which is the same in every run."""
     kind, _, index = task.partition(":")
     first = TASK_TYPES.index(kind) if kind in TASK_TYPES else 0
     number = int(index) if index.isdecimal() else 0

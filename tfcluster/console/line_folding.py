@@ -147,7 +147,6 @@ class Echo:
         Python's own traceback begins there, which is shown."""
 
     def chosen(self, task: str, lines: Sequence[str]) -> Sequence[str]:
-        """The lines to show out of a task's next lines."""
         if self._everything:
             return lines
         shown: list[str] = []

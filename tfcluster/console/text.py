@@ -101,7 +101,6 @@ def table(
 
 
 def is_rank(task: str) -> bool:
-    """Whether a task such as ``worker:0`` is a rank."""
     return task.partition(":")[0] in RANKED_TYPES
 
 

@@ -32,8 +32,6 @@ _TASK = "doctor"
 
 @dataclass(frozen=True, slots=True)
 class ProbedRequirements:
-    """What a launch needs on the hosts."""
-
     python: Interpreter
     workdir: str | None
     """The working directory; None: it will be copied to the hosts."""

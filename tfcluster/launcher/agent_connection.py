@@ -89,8 +89,6 @@ LEASE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message from the agent of ``host``."""
-
     host: str
     message: Message
     heard_s: float = field(default_factory=time.time)

@@ -72,7 +72,6 @@ class BriefContacts:
         return None
 
     def send(self, host: str, request: Request) -> None:
-        """Queue a request for a host that is open."""
         self._contacts[host].send(request)
 
     def close(self) -> None:

@@ -121,7 +121,6 @@ def _result(data: bytes) -> str:
 
 
 def error_to_plain(error: TfclusterError) -> dict[str, Any]:
-    """The error as JSON types."""
     kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     return {
         "kind": next(kinds).__name__,

@@ -24,7 +24,6 @@ class _Facts:
     """What the host's name or configured address resolves to here."""
 
     def address(self, *, alone: bool) -> str:
-        """The address for all hosts; "" if there is none."""
         return choose_address(
             self.host,
             way_in=self.hello.way_in,
@@ -99,7 +98,6 @@ class HostFacts:
         return facts is None or facts.hello.shared is not False
 
     def package(self, host: str) -> str:
-        """The folder on a host that holds this package."""
         facts = self._facts.get(host)
         return PACKAGE_ROOT if facts is None else facts.hello.package
 
@@ -176,7 +174,6 @@ def resolved_address(host: Host) -> tuple[str, ...]:
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """The addresses that a name resolves to here; () if it does not resolve."""
     try:
         entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:

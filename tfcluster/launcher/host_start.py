@@ -74,8 +74,6 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class ReadyHost:
-    """Tasks can run there."""
-
     ports: tuple[int, ...]
     warm: frozenset[str] = frozenset()
     wanted: int = 0
@@ -254,7 +252,6 @@ def ports_of(state: State) -> tuple[int, ...]:
 
 
 def warm_of(state: State) -> frozenset[str]:
-    """The keys of the host's warm interpreters."""
     return state.warm if isinstance(state, Preparing | ReadyHost) else frozenset()
 
 
@@ -364,7 +361,6 @@ def _set_up(state: Preparing) -> Result:
 
 
 def _advance(host: str, state: Preparing) -> Result:
-    """The host is ready if it has its ports and nothing imports any more."""
     if state.ports is None or state.importing is None or state.importing:
         return state, []
     ready = ReadyHost(state.ports, state.warm, wanted=len(state.ports))

@@ -49,8 +49,6 @@ from tfcluster.schedulers.starting import Starter
 
 @dataclass(slots=True)
 class _Contact:
-    """A host, how far it is, and our connection to its agent."""
-
     host: Host
     state: host_start.State
     connection: AgentConnection | None = None
@@ -172,7 +170,6 @@ class Hosts:
         return _Contact(host, host_start.Connecting(needs))
 
     def _job_of(self, host: Host) -> Job:
-        """The job for whose tasks the host is prepared."""
         return self._run.current.planned if host.name in self._added else self._job
 
     def send(self, host: str, request: requests.Request) -> None:
@@ -288,7 +285,6 @@ class Hosts:
 
     @cached_property
     def _digest(self) -> str | None:
-        """An identifier of the requirements; None if there are none."""
         requirements = self._job.description.requirements
         return None if requirements is None else requirements_digest(requirements)
 
@@ -408,7 +404,6 @@ class Hosts:
         return host_start.Greeted(problem)
 
     def _take_events(self) -> list[Event]:
-        """What the lifecycle is to be told now."""
         states = [contact.state for contact in self._contacts.values()]
         if self._failures and not any(map(host_start.is_awaited, states)):
             self._events += self._failures
@@ -448,7 +443,6 @@ class Hosts:
 
 
 def _count_ports(job: Job, host: Host) -> int:
-    """How many ports the tasks of a host need."""
     return sum(spec.ports for spec in job.on_host(host))
 
 

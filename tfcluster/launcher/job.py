@@ -200,7 +200,6 @@ class Job:
         return f"grpc://{address(dispatcher.place, ports.get(DISPATCHER))}"
 
     def data_tasks(self) -> str | None:
-        """The number of data tasks; None if there are none."""
         count = sum(task.type == DISPATCHER.type for task in self.specs)
         return str(count) if count else None
 

@@ -77,7 +77,6 @@ class PreparedLaunch:
     cluster: Cluster
 
     def document(self, logs: str) -> SharedPlan:
-        """The plan; ``logs`` is the folder of the log files."""
         return plan_document(self.description, self.allocation, self.specs, logs=logs)
 
 
@@ -166,8 +165,6 @@ def _of_array(description: Description, index: str | None) -> Description:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch that is ready to go."""
-
     original: Description
     """What the user asked for, before it was fitted to the scheduler's limits."""
     prepared: PreparedLaunch
@@ -253,7 +250,6 @@ class Launch:
         return paths, writer
 
     def _continued(self, environ: Mapping[str, str]) -> RunPaths | None:
-        """The run that this one continues, if a user's own job was requeued."""
         restart = self.prepared.description.restart
         if self.paths or not self.requeuing or not restart.requeues:
             return None
@@ -297,7 +293,6 @@ class Launch:
         signals: Sequence[Interrupted],
         environ: Mapping[str, str],
     ) -> RunView:
-        """Drive the run to its end, and record the end."""
         metrics = MetricsWriter(paths, most_of_series(len(current.job.specs)))
         journal = Journal(writer, metrics, self.prepared.document(str(paths.logs)))
         before = earlier(paths)

@@ -49,7 +49,6 @@ class Journal:
         self._metrics.add(line)
 
     def view(self) -> RunView:
-        """The run as ``status`` shows it."""
         return self._folding.view(self._progress)
 
 

@@ -85,7 +85,6 @@ def changed_python(
 
 
 def unprepared_cause(description: Description, failed: Unprepared) -> str:
-    """One sentence that says what has failed."""
     setup = description.setup
     if setup is None or failed.of == "environment":
         return failed.cause

@@ -57,8 +57,6 @@ class _TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A task's answer to a request for its stack."""
-
     stack: str
     waiting: Mapping[str, Any] | None
 

@@ -32,8 +32,6 @@ _WITH_SERVERS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A request that can be fulfilled."""
-
     workers: int
     hosts: tuple[Host, ...]
     """All hosts after the resize, in the order of the allocation; new ones last."""

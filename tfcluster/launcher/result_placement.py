@@ -41,13 +41,10 @@ class PlacementError(Exception):
 
 
 def host_folder(host: str) -> str:
-    """The folder for all results of one host, if several are fetched."""
     return f"{BY_HOST}/{_UNSAFE.sub('_', host).lstrip('.') or '_'}"
 
 
 class ResultFolder:
-    """The workdir here, for the results of one host."""
-
     def __init__(
         self, root: Path, host: str, *, force: bool = False, apart: bool = False
     ) -> None:

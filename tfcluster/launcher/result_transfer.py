@@ -102,8 +102,6 @@ class TransferOutcome:
 
 @dataclass(frozen=True, slots=True)
 class WantedFiles:
-    """What to ask a host for."""
-
     folder: str
     """The workdir on the host, if it does not share this machine's workdir."""
     inodes: tuple[tuple[str, int], ...]
@@ -156,7 +154,6 @@ class HostTransfer:
             self._outcome.missed.append((remote.path, "not fetched"))
 
     def _list(self) -> list[messages.Result]:
-        """The files that the host has, without those that are refused here."""
         number, outcome, wanted = next(self._inbox.numbers), self._outcome, self._wanted
         self._send(requests.List(number, wanted.folder, wanted.inodes, wanted.patterns))
         files: dict[str, messages.Result] = {}

@@ -154,7 +154,6 @@ def requeue(
 def _remember(
     paths: RunPaths, job: str, description: Description, now_s: float
 ) -> None:
-    """Note a job that the user wrote: this job will continue the run."""
     fields = {"job": job, "backend": description.backend, "name": description.name}
     with contextlib.suppress(OSError):
         if not paths.job.exists():

@@ -319,7 +319,6 @@ def looks_like_victim(cause: str | None, tail: Sequence[str]) -> bool:
 
 
 def _abort_reason(tail: Sequence[str]) -> str | None:
-    """The line that says why a C++ program aborted."""
     for line in reversed(tail):
         if "Check failed" in line or line.startswith(("F0", "terminate called")):
             return _cut(line.strip())

@@ -40,7 +40,6 @@ class TaskStarts:
         return self._hosts.ports()
 
     def address(self, task: TaskId) -> str | None:
-        """The address of a task that starts; None if nobody connects to it."""
         spec = self._job.specs[task]
         return address(spec.place, self._ports.get(task)) if spec.needs_port else None
 

@@ -38,7 +38,6 @@ class Listing:
     """Inodes of some paths: a host that sees the same inodes shares our file system."""
 
     def sync_requests(self) -> Iterator[requests.SyncRequest]:
-        """The requests that send this list to a host."""
         rows: list[File] = []
         size = 0
         for entry in self.entries:
@@ -187,7 +186,6 @@ class WorkdirSender:
         return self._cwd[host] != str(self._files.root)
 
     def copies(self) -> dict[str, list[str]]:
-        """Folder -> the hosts that have copies in it."""
         copies: dict[str, list[str]] = {}
         for host, cwd in self._cwd.items():
             if self.has_copy(host):

@@ -78,8 +78,6 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class SetRunState:
-    """The run's state changed; for the record."""
-
     state: RunState
     reason: str | None = None
 

@@ -156,7 +156,6 @@ class Turn:
     """What one event leads to: the changed state, and the actions in their order."""
 
     def __init__(self, state: State) -> None:
-        """The turn changes a copy of ``state``."""
         self.state = replace(state, hosts={**state.hosts}, tasks={**state.tasks})
         self.actions: list[actions.Action] = []
 
@@ -180,7 +179,6 @@ class Turn:
         self.stop(Role.TRAINING, Role.EVALUATOR)
 
     def close(self, grace_s: float) -> None:
-        """Have all agents exit."""
         if hosts := remaining_hosts(self.state):
             deadline = actions.SetDeadline(CLOSE, grace_s + CLOSE_SLACK_S)
             self.act(actions.CloseHosts(hosts, grace_s), deadline)
@@ -193,7 +191,6 @@ class Turn:
         self.act(actions.StartTasks(chosen, attempts))
 
     def stop(self, *roles: Role, among: frozenset[TaskId] | None = None) -> None:
-        """Stop all live tasks of these roles."""
         state = self.state
         left = tuple(
             task

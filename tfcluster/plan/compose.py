@@ -31,8 +31,6 @@ _OPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A parsed command."""
-
     argv: tuple[str, ...]
     python: Interpreter = ()
     """The interpreter; empty if the command is not known to be Python."""
@@ -224,7 +222,6 @@ class TaskSpec:
 
     @property
     def own_env(self) -> dict[str, str]:
-        """The variables of this task alone."""
         place, filters = self.place, self.device_filters
         env = {"TFCLUSTER_TASK": str(self.task)}
         if place.rank is not None:
@@ -408,7 +405,6 @@ class Cluster:
         return json.dumps(self.jobs, separators=(",", ":"))
 
     def tf_config(self, task: TaskId) -> str:
-        """The TF_CONFIG of one task, as JSON."""
         return (
             f'{{"cluster":{self._text},'
             f'"task":{{"type":"{task.type}","index":{task.index}}}}}'

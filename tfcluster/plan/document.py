@@ -124,5 +124,4 @@ def plan_lines(
 
 
 def task_parts(document: SharedPlan, cluster: Cluster) -> Json:
-    """The document for ``plan.json``, which holds the cluster only once."""
     return {**document, "cluster": {job: list(a) for job, a in cluster.jobs.items()}}

@@ -80,7 +80,6 @@ class Runtime:
 
     @property
     def divides(self) -> bool:
-        """Whether the program's batch is the global batch, which the ranks divide."""
         return self.batch == "global" and self.data == "shared"
 
 

@@ -78,8 +78,6 @@ class Unsynced(Message):
 
 
 class Result(Struct):
-    """A file that matches."""
-
     path: str
     size: int
     mtime_ns: Signed

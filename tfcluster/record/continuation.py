@@ -97,7 +97,6 @@ def was_requeued(paths: RunPaths) -> bool:
 
 
 def _beside(paths: RunPaths, run: str | None) -> RunPaths | None:
-    """The run with this id; None if it is not the id of a run."""
     if run is None or not _ID.fullmatch(run) or run in (".", ".."):
         return None
     return RunPaths(paths.root.parent / run)

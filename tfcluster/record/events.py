@@ -1,8 +1,7 @@
 """The event stream: lines of JSON with ``t`` and ``type``, reader and writer.
 
-``docs/record.md`` lists the events. This module knows only their outer form, that the
-last line may be incomplete, that values may be malformed, and that ``end`` must not be
-lost.
+``docs/record.md`` lists the events. The last line may be incomplete, values may be
+malformed, and ``end`` must not be lost.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ def mend(descriptor: int) -> bytes:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events so far; [] if there is no file."""
     return EventReader(path).read()
 
 

@@ -29,7 +29,6 @@ def save_resized(paths: RunPaths, description: Description) -> None:
 
 
 def launched(paths: RunPaths) -> Description:
-    """The Description of a run. Raises ConfigError if the record has none."""
     return _read(paths, paths.launched)
 
 

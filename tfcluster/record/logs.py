@@ -80,7 +80,6 @@ class _Growing:
         return self._cut(data)
 
     def unfinished(self) -> list[str]:
-        """The last line if it has no newline, as a list; else []."""
         return [_text(self._rest)] if self._rest and not self._skipping else []
 
     def close(self) -> None:

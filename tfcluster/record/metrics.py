@@ -1,11 +1,8 @@
 """The metrics of a run: what each task did and used over time, as lines of JSON.
 
-``docs/record.md`` describes the lines. A series (the lines of one type about one task)
-gets rarer lines as it grows older, so the record of a long run stays small and covers
-the whole run. Reading skips whatever is not valid.
-
-Metrics are worth less than the run: when the disk is slow or full, or a line cannot be
-written for another reason, lines are lost, and nothing else happens.
+``docs/record.md`` describes the lines. A series (one type, one task) gets rarer lines
+as it grows older, so the record stays small. Reading skips whatever is not valid; lines
+that cannot be written are lost, and nothing else happens.
 """
 
 from __future__ import annotations

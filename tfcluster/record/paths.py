@@ -80,7 +80,6 @@ class RunPaths:
         return self.root / "trace" / f"{task.log_name.removesuffix('.log')}.jsonl"
 
     def older_trace(self, task: TaskId) -> Path:
-        """The task's trace events before those in ``trace``."""
         return self.trace(task).with_suffix(".old.jsonl")
 
 

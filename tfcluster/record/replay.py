@@ -1,8 +1,7 @@
 """Computes the current state of a run from its plan and events. Pure.
 
-``status``, the live view and the tests all use it. It knows no files and no clocks, so
-it cannot know whether the launcher is still alive (see ``liveness``). Events may be
-malformed: a key that is missing or has another type counts as not given.
+It cannot know whether the launcher is still alive (see ``liveness``). In malformed
+events, a key that is missing or has another type counts as not given.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ _State = TypeVar("_State", RunState, TaskState)
 
 
 def replay(plan: Json, events: Iterable[Json], progress: Json | None = None) -> RunView:
-    """The state after these events, by ``plan.json`` and ``progress.json``."""
     replaying = Replay(plan)
     for event in events:
         replaying.add(event)

@@ -1,8 +1,6 @@
 """Requests from other commands to a run's launcher, as files in the run's folder.
 
-The folder is private, and other hosts see it if they share the state folder. The
-launcher answers with events in the record. Requests cannot stop a run, and the launcher
-checks requests that change a run.
+The launcher answers with events in the record, and checks requests that change a run.
 """
 
 from __future__ import annotations

@@ -127,7 +127,6 @@ class FailureView:
 
     @property
     def where(self) -> str:
-        """``worker:1 on node2``."""
         return " on ".join(filter(None, (self.task, self.host)))
 
     def to_json(self) -> documents.TaskFailure:

@@ -111,7 +111,6 @@ def over_time(
     text: Callable[[float], str] | None = None,
     note: str = "",
 ) -> ET.Element | None:
-    """A value of each task over time, if any task has it."""
     by_task: dict[str, list[Point]] = {}
     for task, samples in history.samples_of().items():
         points: list[Point] = []

@@ -42,7 +42,6 @@ def find(name: str) -> Scheduler | None:
 
 
 def get(name: str) -> Scheduler:
-    """The scheduler of that name. Raises ConfigError if it is not installed here."""
     scheduler = find(name)
     if scheduler is None:
         hint = "--set backend=local runs all tasks on this machine"

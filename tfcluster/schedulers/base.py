@@ -1,10 +1,8 @@
 """The interface of a scheduler: where hosts come from, and how agents start there.
 
-A scheduler is a folder of this package, or a package that a site installs; its module
-has a ``SCHEDULER``, an instance of ``Scheduler`` or ``BatchScheduler``. Whatever
-differs from one scheduler to another is an attribute or a method here: no other code
-asks for a scheduler's name. ``asker`` runs a scheduler's commands: without a shell,
-with a deadline.
+A scheduler's module has a ``SCHEDULER``, an instance of ``Scheduler`` or
+``BatchScheduler``. Whatever differs from one scheduler to another is an attribute or a
+method here: no other code asks for a scheduler's name.
 """
 
 from __future__ import annotations

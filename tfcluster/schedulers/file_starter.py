@@ -1,8 +1,7 @@
 """Starts agents through commands that pass no input on: pbs_tmrsh, blaunch.
 
-What runs on the other host is a private file in a folder that the hosts share, so that
-nothing has to be quoted for a command whose rules we do not know. It starts a program
-that connects back to us: the connection is the agent's channel.
+The other host runs a private file in a shared folder, so that nothing has to be quoted.
+It starts a program that connects back to us: the connection is the agent's channel.
 """
 
 from __future__ import annotations

@@ -124,8 +124,6 @@ class RunWatch:
 
 
 class _JobWatch(RunWatch):
-    """Follows one run of a job."""
-
     def __init__(
         self,
         job: QueuedJob,
@@ -191,7 +189,6 @@ class _JobWatch(RunWatch):
         return self._view.state.final or self.left is not None
 
     def requeued(self) -> QueuedJob | None:
-        """The job with its next run if it was requeued; otherwise None."""
         lost = self._view.state is RunState.LOST and not self._heard
         preempted = self._view.exit_code == ExitCode.PREEMPTED
         waits = preempted or self._view.requeued

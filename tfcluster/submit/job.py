@@ -1,10 +1,7 @@
 """Submits: begins a run, hands over what it needs, and queues a job for it.
 
-A private file in the run's folder has the checked Description, so that the job needs
-neither the configuration file nor the user's environment.
-
-From then on, the run exists, so that ``status``, ``logs -f`` and ``stop`` work while
-the job is still queued. Knows schedulers only through ``BatchScheduler``.
+A private file in the run's folder has the checked Description: the job needs neither
+the configuration file nor the user's environment. From then on, the run exists.
 """
 
 from __future__ import annotations

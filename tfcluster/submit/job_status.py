@@ -1,8 +1,7 @@
 """The state of a submitted run, and how a submitted job is ended.
 
-The state is that of the record, completed by the scheduler's answers. The record says
-nothing before the launcher starts in the job, and after the job was
-killed. Only then is the scheduler asked.
+The scheduler is asked only where the record says nothing: before the launcher starts in
+the job, and after the job was killed.
 """
 
 from __future__ import annotations

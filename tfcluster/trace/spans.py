@@ -1,9 +1,8 @@
 """What a viewer draws (spans and moments) of a record, and its file. Pure.
 
-The file has Chrome's trace event format, in its JSON object form, which is described in
-"Trace Event Format" by Google; Perfetto reads it, too. Times are in microseconds since
-the epoch, by the launcher's clock. ``docs/record.md`` ("Traces") describes the lines of
-a task's own trace.
+The file has Chrome's trace event format ("Trace Event Format" by Google), which
+Perfetto reads, too. Times are microseconds since the epoch, by the launcher's clock.
+``docs/record.md`` ("Traces") describes the lines of a task's own trace.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Compares two recordings of the same program, one event after another. Pure.
 
-Arrays are compared relative to their largest absolute value, as in docs/equality.md;
-losses and metrics are compared relative to themselves. Values are equal if they differ
-by no more than the noise of one process.
+Arrays are compared relative to their largest absolute value (docs/equality.md), losses
+and metrics relative to themselves. Up to the noise of one process, values are equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The folder for recordings and copies of the program's folder.
 
-A verify locks its folder. Its launchers inherit the lock, so it is held while any of
-them works there. If a verify is killed, its launcher, which ends with it, removes what
+A verify and its launchers hold its lock. The launcher of a killed verify removes what
 is left, or else the next verify does.
 """
 

@@ -177,7 +177,6 @@ def _whole(function: Function) -> list[str]:
 def _first(
     rows: Sequence[Sequence[str]], header: Sequence[str], title: str
 ) -> list[str]:
-    """The first rows below a title; nothing if there are none."""
     shown = ["", title, *table(rows[:_MOST], header, right=(1,), indent="  ")]
     if (left := len(rows) - _MOST) > 0:
         shown.append(f"  and {plural(left, 'row')} more")

@@ -99,7 +99,6 @@ def how_it_ended(exit_code: int | None, signal: str | None) -> str:
 
 
 def _tail(lines: Sequence[str]) -> list[str]:
-    """The last traceback if there is one, or else the last lines."""
     shown = [sanitise(settle(line)) for line in lines]
     shown = [part for line in shown for part in line.split("\n")][-_TAIL_LINES:]
     begins = [place for place, line in enumerate(shown) if line == _TRACEBACK]

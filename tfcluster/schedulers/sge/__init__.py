@@ -308,8 +308,6 @@ def ask_gpus(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobStarter:
-    """Starts agents on the hosts of this job."""
-
     own: tuple[str, ...]
     """The names of this host."""
     qrsh: str

@@ -53,9 +53,8 @@ _FINISHED = 0x10000
 def state(job: str, ask: Ask) -> JobState:
     """The state of ``job``. Raises SchedulerError if the answer is unusable."""
     answer = ask(("qstat", "-j", job, "-xml"))
-    gone = JobState(JobPhase.GONE, "gone", f"`qacct -j {job}` shows how it ended")
     if _GONE.search(answer.stdout + answer.stderr):
-        return gone
+        return _gone(job, ask)
     try:
         root = ElementTree.fromstring(answer.stdout)
     except ElementTree.ParseError as error:
@@ -65,7 +64,7 @@ def state(job: str, ask: Ask) -> JobState:
         cause = "; ".join(_texts(root.iter("AN_text")))
         raise SchedulerError(cause or f"qstat does not list job {job}")
     if job not in (number.text for number in root.iter("JB_job_number")):
-        return gone
+        return _gone(job, ask)
     errors = _texts(root.iter("QIM_message"))
     if errors:
         told = "; ".join(_STAMP.sub("", text) for text in errors[:_SHOWN_REASONS])
@@ -86,6 +85,25 @@ def state(job: str, ask: Ask) -> JobState:
     return JobState(JobPhase.PENDING, "waiting (qw)", _folded(reasons))
 
 
+def _gone(job: str, ask: Ask) -> JobState:
+    reason = how_it_ended(ask(("qacct", "-j", job)).stdout)
+    hint = f"`qacct -j {job}` may show later how it ended"
+    return JobState(JobPhase.GONE, "gone", reason or hint)
+
+
+def how_it_ended(accounting: str) -> str | None:
+    """The end of a job in the accounting, where none of its tasks is as long."""
+    ends = []
+    for entry in accounting.split("=" * 40):
+        facts = dict(re.findall(r"^(\w+) +(.*\S)", entry, re.MULTILINE))
+        lasted = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", facts.get("ru_wallclock", ""))
+        if lasted and "exit_status" in facts and not facts["failed"].startswith("25 "):
+            failed = "" if facts["failed"] == "0" else f"failed {facts['failed']}, "
+            words = f"{failed}exit status {facts['exit_status']}"
+            ends.append((float(lasted[0]), " ".join(words.split())))
+    return max(ends)[1] if ends else None
+
+
 def _reasons(root: ElementTree.Element) -> list[str]:
     """Why the job has not started (own reasons first), if the site shows it."""
     own = (part.iter("MES_message") for part in root.iter("SME_message_list"))
@@ -99,7 +117,6 @@ def _folded(reasons: list[str]) -> str | None:
 
 
 def _texts(elements: Iterable[ElementTree.Element]) -> list[str]:
-    """The texts of the elements, each as one line."""
     return [" ".join(element.text.split()) for element in elements if element.text]
 
 

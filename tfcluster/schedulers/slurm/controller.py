@@ -166,7 +166,6 @@ def _phase(word: str) -> JobPhase:
 
 
 def _reason(text: str) -> str | None:
-    """``(Resources)`` with its meaning."""
     word = text.strip("()")
     meaning = _REASONS.get(word.split(",")[0])
     if word in ("", "None"):

@@ -280,7 +280,6 @@ def directives(
 
 
 def _requests(description: Description, slurm: SlurmSettings) -> Iterator[str]:
-    """The directives for the settings of the Description."""
     size, options = job_size(description, slurm), slurm_options(slurm)
     yield f"--job-name={_value('name', description.name)}"
     for option in dict.fromkeys((*size, *SLURM_KEYS)):

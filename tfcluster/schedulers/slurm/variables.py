@@ -119,7 +119,6 @@ def _group(environ: Mapping[str, str], group: int | None) -> list[SlurmNode]:
 def _of_step(
     environ: Mapping[str, str], nodes: tuple[SlurmNode, ...]
 ) -> tuple[SlurmNode, ...]:
-    """Those of the job's nodes that the step has; all of them outside of a step."""
     key = "SLURM_STEP_NODELIST"
     if not environ.get(key) or environ.get("SLURM_STEP_ID") == _INTERACTIVE:
         return nodes
@@ -149,7 +148,6 @@ def _slots(
 
 
 def _names(environ: Mapping[str, str], key: str, text: str) -> list[str]:
-    """The nodes in their order, which is that of the counts."""
     try:
         names = expand(text)
     except HostlistError as error:

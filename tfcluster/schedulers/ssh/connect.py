@@ -230,7 +230,6 @@ def _prefer(transport: paramiko.Transport, keys: tuple[HostKey, ...]) -> None:
 
 
 def _check(route: Route, shown: HostKey, keys: tuple[HostKey, ...]) -> None:
-    """Raise HostError unless a listed key is the one that the host has shown."""
     same = [key for key in keys if key.blob == shown.blob]
     for key in same:
         if key.revoked:

@@ -1,8 +1,7 @@
 """SSH keys: those that a host may present (known_hosts), and the user's own.
 
-Format: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT. Authorities (``@cert-authority``) are
-ignored, because host certificates are not requested. None of the user's keys is
-decrypted: keys that need a passphrase belong in the ssh agent.
+Format: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT, without authorities. Keys that need a
+passphrase belong in the ssh agent.
 """
 
 from __future__ import annotations
@@ -60,7 +59,6 @@ def fingerprint(blob: bytes) -> str:
 
 @lru_cache(maxsize=16)
 def _lines(file: str, text: str) -> tuple[tuple[tuple[str, ...], HostKey], ...]:
-    """The names and the key of each line, parsed once for all hosts."""
     return tuple(_parsed(file, text))
 
 
@@ -145,7 +143,6 @@ class Keys:
 
 
 def _certified(path: Path, certificate: Path) -> paramiko.PKey | None:
-    """The key with that certificate; None if the certificate is for another key."""
     key = paramiko.PKey.from_path(path)
     try:
         key.load_certificate(str(certificate))

@@ -148,7 +148,6 @@ class _Readable:
             os.eventfd_read(self.descriptor)
 
     def close(self) -> None:
-        """Close the descriptor, once."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
