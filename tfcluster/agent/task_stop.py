@@ -24,7 +24,7 @@ _LOOK_S = 0.1
 
 
 class Stopping:
-    """Stops tasks; ``settled`` gets each once no process (that can end) is left."""
+    """Stops tasks; ``settled`` is called once for each, when all of it has ended."""
 
     def __init__(
         self, shared: RunServices, settled: Callable[[AgentTask], None]

@@ -75,7 +75,7 @@ def logs(
     count: int,
     everything: bool,
 ) -> int:
-    """Print last lines, without ``everything`` as ``launch`` shows them; or follow."""
+    """Print the tasks' last lines as ``launch`` shows them, or ``everything``."""
     run, tasks = split_words(words)
     paths, files = log_files(run, tasks, environ)
     everything = everything or is_debugging(environ)

@@ -245,7 +245,7 @@ class Reception:
             raise WireError(f"no hello from the agent; it said: {lines[-1][:200]}")
 
     def _hello(self, line: bytes) -> Message | None:
-        """The hello with our nonce; None: noise. Raises WireError for a version."""
+        """The hello with our nonce, or None. Raises WireError: wrong version."""
         try:
             frame = parse(line)
         except WireError:

@@ -58,7 +58,7 @@ def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> s
 
 
 def leave_terminal(paths: RunPaths) -> None:
-    """Redirect our output to a file of the record, or of a job to nothing; no input."""
+    """Send our output to the record (in a job: nowhere), and take our input away."""
     if paths.job.exists():
         log = os.open(os.devnull, os.O_WRONLY)
     else:

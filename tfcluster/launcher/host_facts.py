@@ -229,7 +229,7 @@ class Measured:
 
 
 def certain_lead(there_s: float, asked_s: float, heard_s: float) -> float:
-    """How far a clock that showed ``there_s`` meanwhile is ahead (behind: negative)."""
+    """How far ahead a clock is for certain, in seconds (negative: behind)."""
     return there_s - min(max(there_s, asked_s), heard_s)
 
 

@@ -181,7 +181,7 @@ class Launch:
     def run(
         self, begun: Begun, environ: Mapping[str, str], display: Display = DEFAULT
     ) -> int:
-        """Run to the end; returns the exit code. May raise before ``begun``."""
+        """Run it; returns the exit code. Raises TfclusterError if it never began."""
         queue: SimpleQueue[Item] = SimpleQueue()
         with ExitStack() as stack:
             # From before the run exists until its end is recorded: an early signal also

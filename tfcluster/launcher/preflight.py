@@ -28,7 +28,7 @@ _USUAL = ("python", "python3", "bash", "sh", "env", "mpirun", "torchrun")
 def require_commands(
     specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
 ) -> None:
-    """Raise StartError if a script, or of ``programs`` one, is missing."""
+    """Raise StartError if a script (``programs``: or a program) is missing."""
     for spec in _different(specs):
         _require(spec, environ, program=programs)
 
@@ -36,7 +36,7 @@ def require_commands(
 def command_warnings(
     specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
 ) -> Iterator[str]:
-    """What a launch would find missing (``programs`` too) as far as seen from here."""
+    """Warnings of scripts (``programs``: and programs) that seem to be missing."""
     for spec in _different(specs):
         if not programs and not Path(spec.cwd).is_dir():
             continue

@@ -72,9 +72,7 @@ def _is_configured(description: Description, host: Host) -> bool:
 def changed_python(
     description: Description, host: Host, prepared: Prepared
 ) -> Interpreter | None:
-    """The interpreter for ``python`` now; None: the same. An environment's, or a
-    configured one before one that the lines put on the PATH.
-    """
+    """The interpreter for a leading ``python`` from now on; None: the same."""
     configured = _is_configured(description, host)
     if prepared.environment is not None:
         base = host.python or description.python if configured else ()

@@ -92,7 +92,7 @@ class ResultFolder:
         return PartialFile(target.parent / f"{_PARTIAL}{digest}")
 
     def place(self, partial: PartialFile, remote: Result) -> str | None:
-        """Move a file into place. May raise; returns why it was not moved."""
+        """Move a file into place, or say why not. Raises PlacementError, OSError."""
         if why := self.objection(remote):
             return why
         mode = stat.S_IMODE(remote.mode) & _SAFE_MODE | 0o600

@@ -58,7 +58,7 @@ class Listing:
         )
 
     def part(self, index: int, offset: int, length: int) -> Part:
-        """A part; its data is None if unreadable. IndexError, OverflowError: none."""
+        """A part, without data if unreadable. Raises IndexError, OverflowError."""
         if length > MAX_PART_BYTES:
             raise IndexError(index)
         path = self.root / self.entries[index].path

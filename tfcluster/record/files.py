@@ -16,7 +16,7 @@ _OURS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A private descriptor that follows no link and is not inherited. OSError."""
+    """Open a private file that is no link and is not inherited. Raises OSError."""
     return os.open(path, flags | os.O_CREAT | _OURS, FILE_MODE)
 
 

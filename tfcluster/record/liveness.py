@@ -75,7 +75,7 @@ class Lock:
 
 
 def try_lock(path: Path, *, patience_s: float = 0.0) -> Lock | None:
-    """The lock; None: it is taken, still after ``patience_s``. Raises ResourceError."""
+    """The lock; None: taken for all of ``patience_s``. Raises ResourceError."""
     deadline_s = time.monotonic() + patience_s
     try:
         descriptor = open_private(path, os.O_RDWR)
@@ -107,7 +107,7 @@ def acquire(paths: RunPaths) -> Lock:
 
 
 def holder(paths: RunPaths) -> LauncherView | None:
-    """The launcher in the run's lock file, before its first event; None: none."""
+    """The launcher that the run's lock file names, if it names one."""
     return launcher_in(read_json(paths.lock) or {})
 
 
