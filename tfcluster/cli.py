@@ -51,8 +51,6 @@ _Decorator = Callable[[Any], Any]
 
 
 def _all_of(*options: _Decorator) -> _Decorator:
-    """Several options as one decorator."""
-
     def command(function: Any) -> Any:
         for option in reversed(options):
             function = option(function)
@@ -110,13 +108,6 @@ _MESSAGES = _all_of(
         help="Use colours; auto: on a terminal, unless NO_COLOR is set.",
     ),
 )
-_ONLY = click.option(
-    "--only",
-    multiple=True,
-    metavar="TASK",
-    shell_complete=_completes("task_type"),
-    help="Show only the output of this task (worker:0) or type (worker).",
-)
 _instead_of_a_file = _all_of(
     click.option(
         "-n", "count", type=int, metavar="N", help="Without a file: N workers."
@@ -165,7 +156,6 @@ def _display_options(command: Callable[..., int]) -> Callable[..., int]:
         display = Display(
             quiet=quiet,
             everything=everything,
-            only=others.pop("only", ()),
             timestamps=timestamps,
             colours={"always": True, "never": False}.get(color),
         )
@@ -205,7 +195,6 @@ class _Launch(click.Command):
 
 
 def _behind() -> int:
-    """The number of words that follow ``--``."""
     return int(click.get_current_context().meta.get(_BEHIND, 0))
 
 
@@ -276,7 +265,6 @@ def _command_with_words(
     help="Record steps and exchanges for `tfcluster trace`.",
 )
 @_instead_of_a_file
-@_ONLY
 @_display_options
 @click.option("--submitted", metavar="FOLDER", hidden=True, help="For submit scripts.")
 def launch(words: tuple[str, ...], **options: Any) -> int:
@@ -291,7 +279,6 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
     tfcluster launch -n 4 -- python train.py
     tfcluster launch -n 4 --gpus 1 -- python train.py
     tfcluster launch -n 4 --hosts node1:2,node2:2 -- python train.py
-    tfcluster launch cluster.yaml --only worker:0 --timestamps
     """
     from tfcluster.commands import launch
 
@@ -412,7 +399,6 @@ def stop() -> None:
 @_RUN
 @click.option("--name", help="Name of the new run; default: RUN's name.")
 @_DETACH
-@_ONLY
 @_display_options
 @_calls("launch.rerun")
 def rerun() -> None:
@@ -429,7 +415,6 @@ def rerun() -> None:
 
 @cli.command()
 @_RUN
-@_ONLY
 @_display_options
 @_calls("attach.attach")
 def attach() -> None:

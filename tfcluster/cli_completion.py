@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
-from tfcluster.base.vocabulary import TASK_TYPES
 from tfcluster.commands import completion, schema
 from tfcluster.commands.record_query import split_words
 
@@ -17,10 +16,7 @@ _FILES, _COMMANDS, _VALUES = "files", "commands", "values"
 
 
 def answer(cli: click.Command, environ: Mapping[str, str]) -> str:
-    """The answer to a shell's script, for the environment's command line.
-
-    Empty after an error: the user is typing, and the shell then completes file names.
-    """
+    """The answer to a shell's script; empty (file names) after an error."""
     try:
         words, word = _split(environ.get(_LINE, ""))
         items = ShellComplete(cli, {}, "tfcluster", "").get_completions(words, word)
@@ -40,10 +36,7 @@ def answer(cli: click.Command, environ: Mapping[str, str]) -> str:
 def complete(
     kind: str, context: click.Context, word: str, behind: int | None
 ) -> list[CompletionItem]:
-    """The words for an argument or option of this kind that begin with ``word``.
-
-    ``behind``: the number of complete words after ``--``; None without ``--``.
-    """
+    """The words of this kind that begin with ``word``, ``behind`` of them after --."""
     if kind == "command":
         return [CompletionItem(word, type=_command_or_files(context, behind))]
     return [
@@ -62,16 +55,13 @@ def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.
         return [completion.Word(name) for name in schema.names()]
     if kind == "run":
         return completion.run_words(os.environ)
-    if kind == "task_type":
-        return [completion.Word(name) for name in TASK_TYPES]
     run, tasks = split_words(context.params.get("words") or ())
     words = completion.task_words(run, os.environ)
     return words if run or tasks else [*completion.run_words(os.environ), *words]
 
 
 def _command_or_files(context: click.Context, behind: int | None) -> str:
-    """What the shell completes: commands for the word that names the program, or else
-    files."""
+    """What the shell completes: commands for the word of the program, else files."""
     words = context.params.get("words") or ()
     if behind is None:
         first = bool(context.params.get("count")) and not words

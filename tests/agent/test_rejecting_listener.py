@@ -11,7 +11,7 @@ from ipaddress import ip_address
 import pytest
 
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.rejecting_listener import ListenerGroup, RejectingListener
+from tfcluster.agent.task_ports import ListenerGroup, RejectingListener
 from tfcluster.base.peer_filter import compact, parse
 
 SOON_S = 0.3

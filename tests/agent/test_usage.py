@@ -19,7 +19,7 @@ from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.task import AgentTask
-from tfcluster.agent.usage import UsageReports, interval_s
+from tfcluster.agent.tasks import UsageReports, interval_s
 from tfcluster.protocol.messages import Gpu
 
 MIB = 1 << 20

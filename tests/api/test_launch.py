@@ -25,8 +25,8 @@ from tests.kit.json_formats import assert_format
 from tests.kit.machine import is_alive
 from tests.kit.oracle import assert_nothing_runs
 from tests.kit.waiting import eventually
-from tfcluster.api.launcher_child import error_from_plain, error_to_plain
 from tfcluster.base.errors import ExitCode
+from tfcluster.launcher.detach import error_from_plain, error_to_plain
 
 PLAIN = {"runtime.strategy": "none"}
 WAITS = "echo up; until [ -e go ]; do sleep 0.02; done"

@@ -9,16 +9,6 @@ from tfcluster.console.display import Display, is_debugging
 from tfcluster.console.screen import Screen
 
 
-def test_the_output_of_chosen_tasks_and_types_is_shown() -> None:
-    display = Display(only=("worker:1", "ps"))
-    assert display.shows("worker:1")
-    assert display.shows("ps:3")
-    assert not display.shows("worker:10")
-    assert not display.shows("worker:0")
-    assert Display().shows("worker:0")
-    assert not Display(quiet=True, only=("worker",)).shows("worker:0")
-
-
 def test_a_line_begins_with_the_local_time() -> None:
     now_s = time.mktime((2026, 1, 2, 3, 4, 5, 0, 2, -1)) + 0.0625
     assert Display(timestamps=True).stamp(now_s) == "03:04:05.062 "

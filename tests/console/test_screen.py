@@ -23,9 +23,8 @@ import pytest
 
 from tests.kit.time_limits import allow_s
 from tfcluster.base.isolated_import import PACKAGE_ROOT
-from tfcluster.console import writer_thread
-from tfcluster.console.screen import Screen
-from tfcluster.console.writer_thread import Stream
+from tfcluster.console import screen as screen_module
+from tfcluster.console.screen import Screen, Stream
 
 DEADLINE_S = 30.0
 
@@ -313,7 +312,7 @@ def test_colours_unless_unwanted(terminal: Terminal) -> None:
 def test_a_terminal_that_nobody_reads_holds_up_nobody(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_thread, "MAX_LINES", 500)
+    monkeypatch.setattr(screen_module, "MAX_LINES", 500)
     count, pad = 20_000, "x" * 300
     with _screen(terminal.file, terminal.file) as screen:
         began_s = time.monotonic()
@@ -340,7 +339,7 @@ def test_a_terminal_that_nobody_reads_holds_up_nobody(
 def test_memory_stays_bounded_whatever_the_lines_are(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_thread, "MAX_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(screen_module, "MAX_CHARACTERS", 1 << 20)
     with _screen(terminal.file, terminal.file) as screen:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for _ in range(2000):

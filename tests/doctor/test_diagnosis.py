@@ -9,7 +9,7 @@ import pytest
 
 from tfcluster.doctor.diagnosis import findings, rows, to_json
 from tfcluster.doctor.probe_hosts import HostAnswers, peers_to_probe
-from tfcluster.launcher.clocks import certain_lead, clock_warnings
+from tfcluster.launcher.host_facts import certain_lead, clock_warnings
 from tfcluster.plan.model import Host
 
 WELL: dict[str, Any] = {

@@ -14,11 +14,12 @@ from tests.protocol.kinds import example
 from tfcluster import __version__
 from tfcluster.launcher.agent_connection import (
     AgentConnection,
+    ChannelReader,
     Closed,
     Received,
     Reception,
+    Watch,
 )
-from tfcluster.launcher.channel_reader import ChannelReader, Watch
 from tfcluster.protocol import messages, requests, wire
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.wire import PROTOCOL, WireError, parse

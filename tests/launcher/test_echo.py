@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.launcher.echo import Echo
+from tfcluster.console.line_folding import Echo
 
 CUDA = (
     "E0000 00:00:1795394395.891576   23924 cuda_platform.cc:52] failed call to cuInit: "

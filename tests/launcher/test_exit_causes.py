@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.launcher.exit_causes import cause_of_exit, last_words, looks_like_victim
+from tfcluster.launcher.task_messages import (
+    cause_of_exit,
+    last_words,
+    looks_like_victim,
+)
 
 TRACEBACK = [
     "Traceback (most recent call last):",

@@ -13,7 +13,7 @@ from tfcluster.base.errors import ConfigError
 from tfcluster.commands.launcher_requests import resize_request
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.launch import prepare
-from tfcluster.launcher.resize_request import Wanted, plan_resize
+from tfcluster.launcher.resizer import Wanted, plan_resize
 from tfcluster.plan.model import Allocation, Host, Restart, TaskGroup
 from tfcluster.protocol.commands import NewHost, ResizeCommand
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.base.errors import ConfigError
-from tfcluster.launcher.secrets import read_secrets
+from tfcluster.launcher.preflight import read_secrets
 from tfcluster.plan.model import Secret
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.launcher.tensorflow_detection import uses_tensorflow
-from tfcluster.plan.program import parse
+from tfcluster.launcher.job import uses_tensorflow
+from tfcluster.plan.compose import parse
 
 
 def judge(folder: Path, *words: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.plan.program import Program, parse
+from tfcluster.plan.compose import Program, parse
 
 PY = ("/opt/venv/bin/python",)
 

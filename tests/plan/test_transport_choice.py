@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.descriptions import describe
-from tfcluster.plan.compose import ALLOW_GROWTH, TaskSpec, compose, place_specs
+from tfcluster.plan.compose import (
+    ALLOW_GROWTH,
+    Choice,
+    TaskSpec,
+    chosen_transport,
+    compose,
+    place_specs,
+)
 from tfcluster.plan.model import (
     Allocation,
     Description,
@@ -16,7 +23,6 @@ from tfcluster.plan.model import (
     Strategy,
 )
 from tfcluster.plan.placement import place, share_machines
-from tfcluster.plan.transport_choice import Choice, chosen_transport
 
 AUTO = Runtime()
 

@@ -272,7 +272,7 @@ def test_forked_children_keep_what_was_imported_and_warn(
 
 
 def test_python_options_reach_the_program(tmp_path: Path) -> None:
-    from tfcluster.plan.program import parse
+    from tfcluster.plan.compose import parse
 
     command = ["python", "-X", "dev", "-W", "error", "train.py"]
     assert not parse(command, (sys.executable,)).forkable

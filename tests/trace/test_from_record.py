@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from tests.trace.rules import Trace
-from tfcluster.trace.from_record import host_items, launcher_items, task_items
-from tfcluster.trace.spans import Item, Moment, Process, Span, pieces
+from tfcluster.trace.spans import (
+    Item,
+    Moment,
+    Process,
+    Span,
+    host_items,
+    launcher_items,
+    pieces,
+    task_items,
+)
 
 NOW_US = 100_000_000
 

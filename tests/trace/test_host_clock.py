@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcluster.launcher.clocks import Measured
-from tfcluster.trace.recorded import host_clocks
+from tfcluster.launcher.host_facts import Measured
+from tfcluster.trace.spans import host_clocks
 
 
 def _event(monotonic_s: float, offset_s: float, uncertainty_s: float) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tfcluster.runtime.telemetry.tracer import TracedSpan, encoded
-from tfcluster.trace.recorded import HostClock, recorded
-from tfcluster.trace.spans import Item, Moment, Span
+from tfcluster.trace.spans import HostClock, Item, Moment, Span, recorded
 
 CLOCKS = {"h1": HostClock(((0.0, 1_000_000.0),), 0.001)}
 

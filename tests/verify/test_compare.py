@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tfcluster.plan.model import Runtime, Strategy
-from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Comparison, compare, noise_of
 from tfcluster.verify.noise import (
     MARGIN,
@@ -23,7 +22,7 @@ from tfcluster.verify.noise import (
 )
 from tfcluster.verify.outputs import Outputs, compare_outputs
 from tfcluster.verify.recorded import Recorded, read
-from tfcluster.verify.verdict import failure
+from tfcluster.verify.verdict import causes, failure, of_method, own_difference
 
 TOLERANCE = 1e-5
 Steps = Sequence[Mapping[str, Any]]

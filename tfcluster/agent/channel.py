@@ -51,10 +51,7 @@ class Channel:
         self._enqueue(_line(message))
 
     def send_event(self, message: messages.Message) -> None:
-        """Queue a task's event, or a measurement of a task.
-
-        It is dropped if more than _EVENT_QUEUE_BYTES are queued.
-        """
+        """Queue news of a task; dropped if over _EVENT_QUEUE_BYTES are queued."""
         if self._queued > _EVENT_QUEUE_BYTES:
             self._unsaid += 1
             return
@@ -115,7 +112,6 @@ class Channel:
         return bool(self._buffer)
 
     def read(self) -> None:
-        """Read what has arrived."""
         try:
             data = os.read(self._in, _READ_BYTES)
         except BlockingIOError:

@@ -45,7 +45,6 @@ class Children:
 
     @property
     def expected(self) -> Collection[int]:
-        """The pids of the expected children that have not been reaped."""
         return self._on_end.keys()
 
     def expect(self, pid: int, on_end: OnEnd) -> None:
@@ -111,10 +110,7 @@ def oom_kills(text: str) -> int | None:
 
 
 class OomCounter:
-    """Counts processes killed by the OOM killer in this process's control group.
-
-    It is asked when something other than the agent killed a process.
-    """
+    """Counts processes killed by the OOM killer in this process's control group."""
 
     def __init__(self) -> None:
         files = ["/proc/vmstat"]  # of the whole host, if the group has no counter

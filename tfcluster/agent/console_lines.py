@@ -1,7 +1,4 @@
-"""Lines of output for the launcher's console: splits, limits and queues them.
-
-Knows no files, no channel and no frames.
-"""
+"""Lines of output for the launcher's console: splits, limits and queues them."""
 
 from __future__ import annotations
 
@@ -42,11 +39,7 @@ def decoded(line: bytes) -> str:
 
 
 class ConsoleLines:
-    """Lines of one stream of output.
-
-    ``\\r`` ends a line, too, but such updates replace each other: one is shown per
-    interval. An unfinished line is held back, so that it is never shown in two parts.
-    """
+    """Lines of one stream; of ``\\r`` updates, only one is shown per interval."""
 
     def __init__(
         self, limit: int = _LINE_BYTES, interval_s: float = UPDATE_INTERVAL_S
@@ -58,8 +51,7 @@ class ConsoleLines:
         self._updated = -interval_s
 
     def feed(self, data: bytes, room: int) -> tuple[list[bytes], int]:
-        """The lines that ``data`` completes, at most ``room`` of them, and the number
-        of the others, which only the file gets."""
+        """The lines that ``data`` completes, at most ``room``, and how many more."""
         lines: list[bytes] = []
         begin, dropped = 0, 0
         while (end := data.find(b"\n", begin)) >= 0 and len(lines) < room:
@@ -133,7 +125,6 @@ class Budget:
         self._then: float | None = None
 
     def room(self, now: float) -> int:
-        """How many lines may pass now."""
         passed_s = 0.0 if self._then is None else now - self._then
         self._then = now
         self._credit = min(self._per_s, self._credit + passed_s * self._per_s)
@@ -161,10 +152,7 @@ class Chunk:
 
 
 class ConsoleQueue:
-    """A queue that drops its oldest lines when it is full, but keeps their number.
-
-    The capture thread fills it, the loop's thread empties it.
-    """
+    """A queue for two threads; full, it drops its oldest lines but counts them."""
 
     def __init__(self, limit: int = _LOG_QUEUE_BYTES) -> None:
         self._limit = limit
@@ -174,7 +162,6 @@ class ConsoleQueue:
         self._drops: Counter[Source] = Counter()
 
     def put(self, source: Source, lines: Sequence[str]) -> None:
-        """Queue lines, oldest first."""
         with self._lock:
             for line in lines:
                 self._append(source, line)

@@ -1,9 +1,7 @@
 """Makes the environment of a requirements file, once for each content and interpreter.
 
-Runs as a separate process in the working directory. Its arguments ``REQUEST ANSWER``
-are two descriptors. It reads a ``Make`` from the first, and writes to the second what
-it is doing (``MakerOutput``), and finally ``Made`` or ``Unmade``. Whatever pip prints
-goes to its output.
+A process with two descriptors as arguments: it reads a ``Make`` from the first, and
+writes ``MakerOutput`` and finally ``Made`` or ``Unmade`` to the second.
 """
 
 from __future__ import annotations
@@ -95,7 +93,6 @@ class _Maker:
         sys.stdout.flush()
 
     def make(self) -> None:
-        """Find or make the environment, and answer. Raises MakingFailed or OSError."""
         shown = self._run(
             " ".join(self._python),
             [*self._python, "-I", "-c", f"exec({_FACTS!r})"],
@@ -165,7 +162,8 @@ class _Maker:
         else:
             # Installing pip into each environment takes seconds, and Debian's Python
             # needs an extra package for that.
-            lent = _is_newer(facts["pip"])
+            numbers = re.match(r"(\d+)\.(\d+)", facts["pip"] or "")
+            lent = numbers and tuple(map(int, numbers.groups())) >= _PIP
             options = ["--without-pip"] if lent else []
             options += ["--system-site-packages"] if system else []
             self._run("venv", [*self._python, "-m", "venv", *options, home])
@@ -181,8 +179,7 @@ class _Maker:
         self._run("the environment's Python", [*self._python[:-1], python, "-c", ""])
 
     def _add_packages(self, python: Sequence[str], packages: Sequence[str]) -> None:
-        """Make the packages of the base visible, which is itself a virtual environment:
-        venv would take those of the base's own base."""
+        """Add the base's packages: venv would take those of the base's own base."""
         argv = [*python, "-c", _PURELIB]
         shown = self._run("the environment's Python", argv, stdout=subprocess.PIPE)
         lines = [f"import site; site.addsitedir({path!r})\n" for path in packages]
@@ -199,10 +196,7 @@ class _Maker:
         return os.path.join(where, self._spec.files[0][0])
 
     def _run(self, name: str, argv: Sequence[str], stdout: int | None = None) -> str:
-        """Run a program to its end; returns what it prints, if ``stdout`` is a pipe.
-
-        Raises MakingFailed with its ``name``.
-        """
+        """Run to the end; returns what a pipe ``stdout`` got. Raises MakingFailed."""
         try:
             done = subprocess.run(
                 argv,
@@ -220,12 +214,6 @@ class _Maker:
                 end = f"was killed by {signal.Signals(-status).name}"
             raise MakingFailed(f"{self._spec.file}: {name} {end}")
         return (done.stdout or b"").decode(errors="surrogateescape").strip()
-
-
-def _is_newer(pip: str | None) -> bool:
-    """Whether this pip can install into another interpreter's environment."""
-    numbers = re.match(r"(\d+)\.(\d+)", pip or "")
-    return numbers is not None and tuple(map(int, numbers.groups())) >= _PIP
 
 
 def _find_uv() -> str | None:

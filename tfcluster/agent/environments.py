@@ -55,10 +55,7 @@ def try_lock(descriptor: int, kind: int) -> bool:
 
 
 def hold(home: str) -> int | None:
-    """Keep the environment while this process lives; None: it is being removed.
-
-    Raises OSError.
-    """
+    """Keep the environment while we live; None: it is being removed. Raises OSError."""
     descriptor = open_lock(home)
     if try_lock(descriptor, fcntl.LOCK_SH) and is_complete(home):
         return descriptor
@@ -94,10 +91,7 @@ def environments(environ: Mapping[str, str]) -> Iterator[Environment]:
 
 
 def remove(home: str) -> bool:
-    """Remove an environment unless it is in use; returns whether it did.
-
-    Raises OSError.
-    """
+    """Remove an environment; False if it is in use. Raises OSError."""
     import shutil  # only here: it takes long to import
 
     descriptor = open_lock(home)

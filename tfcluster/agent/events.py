@@ -1,9 +1,7 @@
 """The sockets between the agent and a task: events come in, requests go out.
 
-A task's command may be a script that starts Python, or a program that trains in a
-child process. So each attempt of a task also has a socket to which every process below
-the command can connect, and the first one that asks gets the task's rank. Any process
-may write anything to these sockets, or nothing.
+Each attempt also has a socket to which every process below the task's command can
+connect: the first one that asks gets the rank. Any process may write anything there.
 """
 
 from __future__ import annotations
@@ -27,11 +25,7 @@ _LAST_READS = 64
 
 
 class FrameSocket:
-    """Our end of a socket on which another process of this host writes frames.
-
-    ``on_frame`` is called with each frame, and may raise WireError. ``on_garbage`` is
-    called once, with a cause, and ``on_end`` when the process has closed its end.
-    """
+    """Our end of a socket on which another process of this host writes frames."""
 
     def __init__(
         self,
@@ -56,13 +50,11 @@ class FrameSocket:
         return self.socket.fileno() >= 0
 
     def send(self, frame: Struct) -> None:
-        """Send a frame. If the process reads none, the socket fills up, and the frame
-        is lost."""
+        """Send a frame; it is lost if the process reads none."""
         with suppress(OSError):
             self.socket.send(encode(frame))
 
     def finish(self) -> None:
-        """Read what has arrived, and close."""
         for _ in range(_LAST_READS):
             if not self.is_open or not self._read():
                 break
@@ -74,7 +66,6 @@ class FrameSocket:
             self.socket.close()
 
     def _read(self) -> bool:
-        """Read once; returns whether there was something."""
         try:
             data = self.socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -128,11 +119,7 @@ def listen() -> socket.socket:
 
 
 class Claims:
-    """The claims of one attempt; processes connect to ``listener``.
-
-    ``say`` is called with every event of the process that holds the rank, ``complain``
-    with a cause when a process sends something invalid.
-    """
+    """The claims of one attempt, by processes that connect to ``listener``."""
 
     def __init__(
         self,
@@ -158,7 +145,6 @@ class Claims:
             self._holder.send(local.StacksMessage())
 
     def finish(self) -> None:
-        """Read what has arrived, and close."""
         if self._listener.fileno() >= 0:
             self._loop.unwatch(self._listener.fileno())
             while self._accept():
@@ -170,7 +156,6 @@ class Claims:
         self._holder = None
 
     def _accept(self) -> bool:
-        """Accept a connection; returns whether there was one."""
         try:
             end, _ = self._listener.accept()
         except OSError as error:

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def raw(text: str) -> bytes:
-    """A text of a frame as bytes; works for any text.
-
-    Not os.fsencode: the launcher's text is UTF-8, whatever this host's locale is.
-    """
+    """Any text of a frame as bytes: UTF-8, unlike os.fsencode in some locales."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:  # half a surrogate pair stands for no byte
@@ -28,7 +25,6 @@ def raw(text: str) -> bytes:
 
 
 def local_name(text: str) -> str:
-    """A path in a frame, for functions of ``os``."""
     return os.fsdecode(raw(text))
 
 
@@ -57,8 +53,7 @@ ENVIRONMENT = "pyvenv.cfg"
 
 
 def is_excluded(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern matches: patterns with a slash match whole paths, the others
-    match names in any folder."""
+    """Whether a pattern matches: the path if it has a slash, else the name."""
     name = path.rpartition("/")[2]
     for pattern in patterns:
         bare = pattern.removesuffix("/")
@@ -68,10 +63,7 @@ def is_excluded(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_wanted(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a file is wanted: its path or a folder that contains it matches.
-
-    A pattern that ends in a slash matches only folders.
-    """
+    """Whether the path or a folder above it matches; ``x/`` matches only folders."""
     if is_excluded(path, [p for p in patterns if not p.endswith("/")]):
         return True
     folder = path.rpartition("/")[0]
@@ -88,10 +80,7 @@ def is_never(path: str) -> bool:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path from outside is normalized and stays below the folder.
-
-    A name may contain any byte but NUL, as on any Linux file system.
-    """
+    """Whether a path from outside is normalized and stays below the folder."""
     parts = path.split("/")
     return "\0" not in path and not any(part in ("", ".", "..") for part in parts)
 

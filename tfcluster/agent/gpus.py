@@ -19,10 +19,7 @@ _NVIDIA = "/proc/driver/nvidia/gpus"
 def gpus(
     environ: Mapping[str, str], folder: str | os.PathLike[str] = _NVIDIA
 ) -> tuple[str, ...]:
-    """The devices in CUDA_VISIBLE_DEVICES if it is set, else all devices, by number.
-
-    Finds no GPU in containers that lack the driver's folder.
-    """
+    """The devices in CUDA_VISIBLE_DEVICES if it is set, else all devices, by number."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(word.strip() for word in visible.split(",") if word.strip())
@@ -49,7 +46,6 @@ class GpuUsage:
         self.latest: list[Gpu] = []
 
     def start(self) -> None:
-        """Start the thread, if there is a driver."""
         if self._thread is None and os.path.exists(self._driver):
             self._thread = threading.Thread(
                 target=self._watch, name="nvml", daemon=True
@@ -105,7 +101,6 @@ class _Nvml:
             raise OSError(f"{library} cannot be initialised")
 
     def read(self) -> list[Gpu] | None:
-        """The usage of every GPU; None if the driver no longer answers."""
         count = self._c.c_uint()
         if self._nvml.nvmlDeviceGetCount_v2(self._c.byref(count)) != 0:
             return None

@@ -1,7 +1,6 @@
 """The guard: a process that only exists to outlive the agent and clean up after it.
 
-It forks the agent before anything else, and adopts its tasks if it dies. It knows no
-frames; the agent tells it the run's id, and whether its exit is intended.
+It forks the agent before anything else, and adopts its tasks if it dies.
 ``docs/protocols.md`` explains the exit codes.
 """
 
@@ -33,8 +32,6 @@ _CLEAN = b"clean"
 
 
 class GuardSocket:
-    """The agent's end of the socket to the guard."""
-
     def __init__(self, end: socket.socket, guard: int) -> None:
         self.guard = guard
         """The guard's pid."""
@@ -66,8 +63,7 @@ class GuardSocket:
 
 
 def guarded(serve: Callable[[GuardSocket], int]) -> int:
-    """Run ``serve`` in a child process. Returns the child's exit code, or
-    ``AGENT_DIED`` after killing everything that the child left."""
+    """Run ``serve`` in a child; returns its exit code, or cleans up after its death."""
     adopt_orphans()
     proc.allow_open_files(OPEN_FILES)  # a task takes five descriptors, a port two
     # A signal that comes before its handler exists would end the guard alone.
@@ -86,7 +82,6 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
 def _become_agent(
     serve: Callable[[GuardSocket], int], guard_socket: GuardSocket
 ) -> None:
-    """Run ``serve`` and exit with what it returns."""
     code = EXIT_FAULT
     set_title("tfcluster: agent", "tfcluster-agent")
     try:
@@ -109,10 +104,7 @@ def _own_session() -> None:
 
 
 def _watch(agent: int, guard_socket: socket.socket) -> int:
-    """Wait for the agent, a child, and clean up after it. Returns the exit code.
-
-    All signals of ``AWAITED`` must be blocked.
-    """
+    """Wait for the agent and clean up after it. ``AWAITED`` must be blocked."""
     set_title("tfcluster: guard", "tfcluster-guard")
     _own_session()
     for signum in IGNORED:
@@ -134,7 +126,6 @@ def _watch(agent: int, guard_socket: socket.socket) -> int:
 
 
 def leave_standard_streams() -> None:
-    """Make standard input and output those of /dev/null."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -142,7 +133,6 @@ def leave_standard_streams() -> None:
 
 
 def _wait_for(agent: int) -> int:
-    """Forward signals until the agent ends. Returns its wait status."""
     while (status := _reap(agent)) is None:
         # All of these stay blocked: a handler could run too late, after the guard has
         # begun to wait for its children.
@@ -154,7 +144,6 @@ def _wait_for(agent: int) -> int:
 
 
 def _reap(agent: int) -> int | None:
-    """Reap all ended children. Returns the agent's wait status if it was among them."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in (0, agent):

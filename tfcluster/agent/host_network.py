@@ -144,9 +144,8 @@ def shuffled(ports: list[int]) -> Iterator[int]:
 class Ports:
     """The ports that this agent holds until it exits.
 
-    A port is bound without SO_REUSEPORT, so that it is ours alone; the option is set
-    afterwards. From then on, binds of the same user with SO_REUSEPORT succeed and all
-    others fail, see socket(7).
+    A port is bound without SO_REUSEPORT, so that it is ours alone. The option is set
+    afterwards: then only binds of the same user with it succeed, see socket(7).
     """
 
     def __init__(self) -> None:
@@ -178,7 +177,6 @@ class Ports:
         return held, cause
 
     def _bind(self, port: int) -> bool:
-        """Whether the port could be bound. Raises OSError for other problems."""
         sockets: list[socket.socket] = []
         try:
             for family in self._families:

@@ -1,8 +1,7 @@
 """Clears away the layers into which ranks other than the chief have written.
 
-All ranks write the same files, so most of these equal the chief's, and are dropped. The
-others are moved to the run's folder on this host. ``tfcluster.runtime.files.layers``
-makes the layers. Runs in a thread, since files may be large.
+Most files equal the chief's, and are dropped. The others are moved to the run's folder
+on this host. ``tfcluster.runtime.files.layers`` makes the layers.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class LayerRemover:
     """Clears away the layers of a host when all of its ranks have ended."""
 
     def __init__(self, shared: RunServices, tasks: Collection[AgentTask]) -> None:
-        """``tasks`` always has all tasks that are not over."""
         self._shared = shared
         self._tasks = tasks
         self._running = 0
@@ -54,10 +52,9 @@ class LayerRemover:
                 os.makedirs(folder, 0o700, exist_ok=True)
 
     def settled(self, task: AgentTask) -> None:
-        """Note that a task has ended; the last rank's end clears away all layers.
+        """Note an end; the last rank's end clears away all layers.
 
-        If a rank has failed, the ranks were at different points. So only files that the
-        chief does not have are kept then.
+        If a rank has failed, only files that the chief does not have are kept then.
         """
         folder = task.request.env.get(VARIABLE)
         if folder is None:
@@ -101,7 +98,6 @@ class LayerRemover:
 def _clear(
     folder: str, attempt: int, ranks: Collection[str], *, ended_well: bool
 ) -> str | None:
-    """Clear away, and return a sentence about what is kept, if anything is."""
     kept: list[str] = []
     ended = {f"{name}-{attempt}" for name in (*ranks, "order", "written")}
     names = [
@@ -136,7 +132,6 @@ def _clear(
 def _settle(
     files: str, under: str, saved: list[str], target: str, ended_well: bool
 ) -> Iterator[str]:
-    """Move the files that are to be kept; yield their paths."""
     for path in _files_in(files):
         real = os.path.join(under, os.path.relpath(path, files))
         if (
@@ -204,7 +199,6 @@ def _lines(path: str) -> list[str]:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder, some of whose folders may have no mode bits."""
     for where, names, _ in os.walk(folder):
         for name in names:
             with suppress(OSError):

@@ -21,8 +21,6 @@ _PAUSE_S = 1.0  # after a longer delay, the process must have been stopped or st
 
 
 class Timer:
-    """A scheduled call."""
-
     def __init__(self, callback: Callback) -> None:
         self.callback: Callback | None = callback
 
@@ -53,7 +51,6 @@ class Loop:
         return self.now() - self._paused_s
 
     def watch(self, fd: int, callback: Callback, *, writing: bool = False) -> None:
-        """Call ``callback`` whenever ``fd`` can be read (or written)."""
         event = selectors.EVENT_WRITE if writing else selectors.EVENT_READ
         self._selector.register(fd, event, callback)
 

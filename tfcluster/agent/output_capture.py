@@ -1,7 +1,6 @@
 """Moves the output of tasks from pipes into log files, in a separate thread.
 
 A slow disk delays this thread and eventually the tasks, but never the agent's loop.
-Knows no frames and no processes: its caller says when a process has ended.
 """
 
 from __future__ import annotations
@@ -44,12 +43,9 @@ _NO_TERMINAL = os.O_NOCTTY | os.O_NONBLOCK
 class LogFile:
     """A log file that survives errors and removal, and says where bytes are missing.
 
-    It appends raw bytes. Bytes that cannot be written are counted, and the file is
-    retried every few seconds. For one thread. ``cause`` says why the file cannot be
-    written now, or is None.
-
-    ``changes`` lists the values of ``cause`` since the caller last cleared it, each
-    with the total of lost bytes.
+    For one thread. Bytes that cannot be written are counted. ``cause`` says why the
+    file cannot be written now; ``changes`` has its values since the caller cleared it,
+    each with the total of lost bytes.
     """
 
     def __init__(self, path: str) -> None:
@@ -65,7 +61,6 @@ class LogFile:
         self._gap_bytes = 0
 
     def write(self, data: bytes, now: float) -> None:
-        """Append all of ``data``, or count the bytes that could not be written."""
         if now - self._checked_at >= _LOG_CHECK_S:
             self.check(now)
         if self._fd is None and now < self._retry_at:
@@ -111,7 +106,6 @@ class LogFile:
             self._set_cause(f"{self.path}: the file was removed")
 
     def tick(self, now: float) -> None:
-        """Retry or check the file while nothing is written."""
         if self._fd is None and now >= self._retry_at:
             self.write(b"", now)
         elif now - self._checked_at >= _LOG_CHECK_S:
@@ -150,8 +144,7 @@ class LogFile:
 
 
 def _make_folder(path: str) -> None:
-    """Make folders as makedirs does, but make every new folder private, not only the
-    last one."""
+    """Like makedirs, but every new folder is private, not only the last one."""
     if path and not os.path.isdir(path):
         _make_folder(os.path.dirname(path))
         with suppress(FileExistsError):  # another task was faster
@@ -166,10 +159,8 @@ _LAST_READS = 64
 class OutputStream:
     """A stream of output. Only the capture thread may look inside.
 
-    ``on_drained`` and ``on_trouble`` are called in the loop's thread. The first gets
-    the last lines, once all output of an ended process is in the file. The second gets
-    why the log file cannot be written, or None if it can be again, and how many bytes
-    were lost so far.
+    In the loop's thread, ``on_drained`` gets the last lines of an ended process, and
+    ``on_trouble`` why the log cannot be written (None: it can be) and the lost bytes.
     """
 
     fd: int
@@ -186,11 +177,7 @@ class OutputStream:
 
 
 class OutputCapture:
-    """Runs the capture thread. For the loop's thread.
-
-    ``post`` schedules calls there: ``on_lines``, and ``on_broken`` with a cause if the
-    thread has ended because of an error.
-    """
+    """Runs the capture thread, and posts calls to the loop's thread."""
 
     def __init__(
         self,
@@ -218,14 +205,11 @@ class OutputCapture:
         self._thread.start()
 
     def add(self, stream: OutputStream, header: str | None = None) -> None:
-        """Take over the read end of a pipe."""
         os.set_blocking(stream.fd, False)
         self._call(lambda: self._add(stream, header))
 
     def drain(self, stream: OutputStream) -> None:
-        """Read the rest of an ended process's output, until its end, or until none
-        comes for ``_QUIET_S``, or for ``_DRAIN_S``. Later output still goes to the
-        file."""
+        """Read to the end, or until none comes for ``_QUIET_S``, or ``_DRAIN_S``."""
         self._call(lambda: self._drain(stream))
 
     def drop(self, stream: OutputStream) -> None:
@@ -233,7 +217,6 @@ class OutputCapture:
         self._call(lambda: self._drop(stream))
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread; returns whether it ended in time."""
         self._call(self._close)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -11,8 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from tfcluster.agent.environments import hold, maker_argv
-from tfcluster.agent.helper_program import HelperProgram
-from tfcluster.agent.run_services import RunServices
+from tfcluster.agent.run_services import HelperProgram, RunServices
 from tfcluster.agent.signals import end_words
 from tfcluster.agent.spawn import SpawnedProgram, SpawnError, environment
 from tfcluster.base.light_dataclasses import dataclass
@@ -101,8 +100,6 @@ _PROGRESS_S = 1.0
 
 @dataclass(eq=False)
 class _PreparationStep:
-    """A process that prepares the host, and the file with its answer."""
-
     name: str
     answer: int
     program: HelperProgram | None = None
@@ -159,7 +156,6 @@ class Preparation:
         return None
 
     def _make_environment(self, request: Prepare) -> None:
-        """Find or make the environment of these requirements."""
         spec = request.environment
         if spec is None:
             self._done()
@@ -174,14 +170,12 @@ class Preparation:
             self._show_progress(self._step)
 
     def _show_progress(self, step: _PreparationStep) -> None:
-        """Report what the maker says, or at least that it is still at work."""
         if step.running and not step.closed:
             self._shared.channel.send(messages.Making(None))
             self._relay(step)
             self._shared.loop.later(_PROGRESS_S, lambda: self._show_progress(step))
 
     def _relay(self, step: _PreparationStep) -> None:
-        """Report what the maker has said since the last call."""
         answer = _content(step.answer)
         end = answer.rfind(b"\n") + 1
         for line in answer[step.read_bytes : end].splitlines():
@@ -273,7 +267,6 @@ def _content(file: int) -> bytes:
 
 
 def _file(content: bytes) -> int:
-    """A file without a name, with this content."""
     descriptor = os.memfd_create("tfcluster")
     with open(descriptor, "wb", closefd=False) as stream:
         stream.write(content)

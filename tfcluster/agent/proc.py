@@ -90,7 +90,6 @@ def family(
 
 
 def ancestors(table: Table, pid: int) -> set[int]:
-    """The process and all its ancestors."""
     members: set[int] = set()
     while pid in table and pid not in members:
         members.add(pid)
@@ -127,7 +126,6 @@ def read(pid: int) -> ProcessEntry | None:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether a process has a handler of a signal."""
     with suppress(*_GONE):
         match = _CAUGHT.search(_bytes_of(f"{PROC}/{pid}/status"))
         return match is not None and bool(int(match[1], 16) >> (signum - 1) & 1)
@@ -144,7 +142,6 @@ def snapshot() -> dict[int, ProcessEntry]:
 
 
 def uid_of(pid: int) -> int | None:
-    """The effective user id of a process."""
     try:
         return os.stat(f"{PROC}/{pid}").st_uid
     except _GONE:
@@ -152,10 +149,7 @@ def uid_of(pid: int) -> int | None:
 
 
 def environ(pid: int) -> dict[str, str]:
-    """The initial environment of a process, if tfcluster's marks are in it, else {}.
-
-    Most processes are not ours, and their variables are not even parsed.
-    """
+    """The initial environment of a process, if tfcluster's marks are in it, else {}."""
     try:
         data = _bytes_of(f"{PROC}/{pid}/environ")
     except _GONE:

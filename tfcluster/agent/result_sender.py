@@ -1,8 +1,7 @@
 """Sends files that tasks have written to the launcher, piece by piece.
 
-Every step is small, so that the agent stays responsive: a few files are listed, or a
-piece is read, and then other work gets its turn. The launcher asks for each piece, so
-never more is queued than it has asked for.
+Every step is small, so that the agent stays responsive, and the launcher asks for each
+piece, so that never more is queued than it has asked for.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class ResultSender:
                 self._returned[path] = digest
 
     def close(self) -> None:
-        """Send nothing more, and remember which results have been returned."""
         self._listing = iter(())
         self._drop()
         self._remember()
@@ -81,8 +79,6 @@ class ResultSender:
             with suppress(OSError):
                 remember_returned(Path(os.fsdecode(self._root)), self._returned)
         self._returned = {}
-
-    # --- the list -------------------------------------------------------------------
 
     def _list(self, request: requests.List) -> None:
         self.close()
@@ -112,8 +108,6 @@ class ResultSender:
             self._post(lambda: self._continue(listing))
             if answer is not None:
                 self._send(answer)
-
-    # --- a file ---------------------------------------------------------------------
 
     def _read(self, request: requests.Read) -> None:
         self._drop()
@@ -163,7 +157,6 @@ class _Reading:
         self._before = _stamp(fd)
 
     def answer(self) -> messages.Piece | messages.Complete:
-        """The next piece, or the end. Raises OSError."""
         left = self._size - self._offset
         if not left:
             now = _stamp(self._fd)
@@ -222,11 +215,7 @@ def _listed(
 
 
 def walk(root: bytes, patterns: Sequence[str]) -> Iterator[Batch]:
-    """The files below ``root`` that match, a few at a time, in a fixed order.
-
-    Links to folders are not followed. An unreadable folder is among the results. Raises
-    OSError if ``root`` cannot be read.
-    """
+    """The matching files below ``root``, a few at a time, in order. Raises OSError."""
     folders = [b""]
     while folders:
         below = folders.pop()
@@ -276,11 +265,9 @@ def _row(root: bytes, path: str) -> Batch:
 
 
 def _open_below(root: bytes, path: str) -> int:
-    """Open a regular file below ``root``, whose own links are resolved.
+    """Open a regular file below ``root``, whose own links are resolved. Raises OSError.
 
-    Links are followed as long as they stay below ``root``. Each folder is opened
-    separately and without following links, so that a link that is made in the meantime
-    leads nowhere. Raises OSError.
+    Folders are opened without following links that are made in the meantime.
     """
     real = os.path.realpath(os.path.join(root, raw(path)))
     if not real.startswith(root.rstrip(b"/") + b"/"):

@@ -1,7 +1,4 @@
-"""Sends signals to exactly the intended processes, never to a reused pid.
-
-Knows no tasks: others decide whom to signal.
-"""
+"""Sends signals to exactly the intended processes, never to a reused pid."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of descendants whose own parent ends (prctl(2), subreaper).
-
-    Returns False if that is impossible: then only marks show what belongs to a run.
-    """
+    """Become the parent of orphaned descendants (prctl(2)); False if impossible."""
     try:
         import ctypes  # some builds of Python have none
     except ImportError:

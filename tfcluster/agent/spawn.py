@@ -1,7 +1,4 @@
-"""Executes programs with their environments, or explains why that is not possible.
-
-Knows no tasks and no frames.
-"""
+"""Executes programs with their environments, or explains why that is not possible."""
 
 from __future__ import annotations
 
@@ -111,11 +108,10 @@ def spawn(
     *inherited: int,
     stdin: int = subprocess.DEVNULL,
 ) -> int:
-    """Start the program with ``output`` as stdout and stderr. Returns its pid.
+    """Start the program with ``output`` as stdout and stderr; raises SpawnError.
 
-    The caller must reap it. The descriptors ``inherited`` keep their numbers in the new
-    process. SIGUSR1 and SIGUSR2 are ignored there if they were ignored when the agent
-    was started. Raises SpawnError.
+    Returns its pid; the caller must reap it. The descriptors ``inherited`` keep their
+    numbers. Signals that were ignored when the agent was started are ignored there.
     """
     if not program.argv or not program.argv[0]:
         raise SpawnError("the command is empty")

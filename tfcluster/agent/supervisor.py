@@ -15,22 +15,31 @@ from collections.abc import Callable
 from tfcluster import __version__
 from tfcluster.agent import guard, proc
 from tfcluster.agent.channel import Channel
+from tfcluster.agent.children import Children
 from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.agent.file_names import local_name
 from tfcluster.agent.gpus import gpus
 from tfcluster.agent.guard import FORWARDED, IGNORED, GuardSocket
 from tfcluster.agent.host_network import Ports, local_addresses, way_in
 from tfcluster.agent.loop import Loop
+from tfcluster.agent.output_capture import OutputCapture
+from tfcluster.agent.preparation import Preparation
 from tfcluster.agent.proc import ProcessEntry
-from tfcluster.agent.run import AgentRun
+from tfcluster.agent.run_services import RunServices
+from tfcluster.agent.signals import adopt_orphans
+from tfcluster.agent.spawn import environment
 from tfcluster.agent.sweep import (
+    AGENT,
+    RUN,
     SWEEP_S,
+    agent_mark,
     belongings,
     clear_away,
     kill_until_gone,
     other_agents_remain,
 )
-from tfcluster.agent.tasks import CLOSE_LOOK_S
+from tfcluster.agent.tasks import CLOSE_LOOK_S, TaskTable
+from tfcluster.agent.warm_interpreters import WarmInterpreters
 from tfcluster.base.process_title import set_title
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
@@ -71,8 +80,6 @@ def serve(guard_socket: GuardSocket) -> int:
 
 
 class Supervisor:
-    """One launcher, one run, one host."""
-
     def __init__(
         self,
         loop: Loop,
@@ -101,8 +108,6 @@ class Supervisor:
         loop.on_signals((signal.SIGCHLD, *FORWARDED, *IGNORED), self._signal)
         loop.watch(guard_socket.fileno(), self._guard_died)
         loop.later(_OPEN_S, self._expect_open)
-
-    # --- input ----------------------------------------------------------------------
 
     def _obey(self, request: requests.Request) -> None:
         self._heard = self._loop.awake()
@@ -239,14 +244,11 @@ class Supervisor:
             text = "the guard process died; if the agent dies, too, tasks may go on"
             self._channel.send(messages.Note(text, guard=self._guard_socket.guard))
 
-    # --- the end --------------------------------------------------------------------
-
     @property
     def _grace_s(self) -> float:
         return self._opened.grace_s if self._opened else 0.0
 
     def fault(self, cause: str) -> None:
-        """Report why we cannot continue, and stop everything."""
         self._channel.stop_reading()
         self._channel.send(messages.Fault(cause))
         self.close(self._grace_s, guard.EXIT_FAULT)
@@ -254,8 +256,7 @@ class Supervisor:
     def close(self, grace_s: float, code: int, others_s: float = 0.0) -> None:
         """Stop everything and exit with ``code``; a second call shortens the grace.
 
-        Processes of another live agent of the run are left to it. We wait ``others_s``
-        for their end, and sweep what that agent leaves if it is killed.
+        Waits ``others_s`` for another agent of the run, and sweeps what it leaves.
         """
         if self._run is not None:
             self._run.stop_all(grace_s)
@@ -348,5 +349,56 @@ def _one_line(error: Exception) -> str:
 
 
 def _package() -> str:
-    """The folder that holds this copy of the package."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+
+
+class AgentRun:
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel,
+        backlog: ConsoleQueue,
+        run: str,
+        fault: Callable[[str], None],
+    ) -> None:
+        self.adopts_orphans = adopt_orphans()
+        self.capture = OutputCapture(backlog, loop.post, channel.flush, fault)
+        marks = {RUN: run, AGENT: agent_mark(os.getpid())}
+        self._children = Children()
+        base = dict(environment(os.environb, marks))
+        shared = RunServices(loop, channel, self.capture, self._children, base)
+        self._tasks = TaskTable(shared)
+        self._warmer = WarmInterpreters(shared, self._tasks)
+        self._preparation = Preparation(shared)
+
+    def obey(self, request: requests.Request, *, closing: bool) -> None:
+        match request:
+            case requests.Start() if closing:
+                self._tasks.refuse(request, "the agent is closing")
+            case requests.Start(warm=None):
+                self._tasks.start(request)
+            case requests.Start():
+                self._warmer.fork(request)
+            case requests.Warm():
+                if not closing:
+                    self._warmer.start(request)
+            case requests.Prepare():
+                if not closing:
+                    self._preparation.start(request)
+            case requests.StopRequest():
+                self._tasks.stop(request)
+            case requests.StacksRequest(names):
+                self._tasks.ask_stacks(names)
+
+    def reap(self) -> None:
+        self._children.reap()
+
+    def stop_all(self, grace_s: float) -> None:
+        self._preparation.close()
+        self._warmer.close()
+        self._tasks.stop_all(grace_s)
+
+    @property
+    def over(self) -> bool:
+        """Whether no task and no interpreter is left; the rest can be swept."""
+        return self._tasks.over and self._warmer.over and self._preparation.over

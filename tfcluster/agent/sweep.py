@@ -1,8 +1,7 @@
 """Finds and removes what is left of a run on this host, and nothing else.
 
 A process belongs to a run if it descends from the run's agent, or if its initial
-environment has the agent's marks; a folder belongs to it by its name. Knows no tasks
-and no frames.
+environment has the agent's marks; a folder belongs to it by its name.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ AGENT = "TFCLUSTER_AGENT"
 
 
 def agent_mark(pid: int) -> str:
-    """The mark of an agent's processes: ``PID:START_TIME`` of the agent."""
     process = proc.read(pid)
     return f"{pid}:{process.start_time if process else 0}"
 
@@ -62,7 +60,6 @@ def belongings(
 
 
 def other_agents_remain(table: Table, run: str, agent: int) -> bool:
-    """Whether a live agent other than ``agent`` has processes of the run."""
     return any(
         supervised(_mark(process, run, proc.environ) or "", table, but=agent)
         for process in table.values()
@@ -86,7 +83,9 @@ def sweep(run: str | None) -> list[ProcessEntry]:
     swept: list[ProcessEntry] = []
 
     def find() -> list[ProcessEntry]:
-        reap_children()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         return belongings(proc.snapshot(), run, os.getpid())
 
     def done(killed: list[ProcessEntry], _left: list[ProcessEntry]) -> None:
@@ -99,10 +98,7 @@ def sweep(run: str | None) -> list[ProcessEntry]:
 
 
 def clear_away(run: str | None) -> None:
-    """Remove the files that the run's tasks keep on this host for their next attempt.
-
-    They are in folders ``tfcluster-UID-RUN-WHAT`` in TMPDIR and /tmp.
-    """
+    """Remove folders ``tfcluster-UID-RUN-WHAT``, which tasks keep between attempts."""
     start = f"tfcluster-{os.geteuid()}-{run}-"
     for folder in {os.environ.get("TMPDIR") or "/tmp", "/tmp"} if run else ():
         with suppress(OSError), os.scandir(folder) as entries:
@@ -113,15 +109,6 @@ def clear_away(run: str | None) -> None:
                     shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def reap_children() -> None:
-    """Reap every child that has ended, without blocking."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
 def kill_until_gone(
     loop: Loop,
     find: Callable[[], list[ProcessEntry]],
@@ -129,8 +116,8 @@ def kill_until_gone(
 ) -> None:
     """SIGKILL what ``find`` returns until it returns nothing, for at most ``SWEEP_S``.
 
-    ``done`` is called with all killed processes and with those that are still alive.
-    Killing is repeated because a process may fork between ``find`` and the signal.
+    A process may fork between ``find`` and the signal, so this is repeated. ``done``
+    gets all killed processes and those that are still alive.
     """
     deadline = loop.now() + SWEEP_S
     killed: dict[int, ProcessEntry] = {}

@@ -1,7 +1,4 @@
-"""The state of one task: the request, what became of it, and which processes it has.
-
-Has no effects.
-"""
+"""The state of one task: the request, what became of it, and which processes it has."""
 
 from __future__ import annotations
 
@@ -43,11 +40,8 @@ def members(
 ) -> list[ProcessEntry]:
     """The task's live processes; ``others`` are the leaders of other tasks.
 
-    Only descendants of the agent can be among them, so a foreign process with a reused
-    pid never is one.
-
-    An orphan (adopted by the agent) belongs to the task if its initial environment says
-    so, or if it holds the task's output pipe.
+    Only descendants of the agent, never a foreign process with a reused pid. An orphan
+    is the task's by its initial environment, or if it holds the task's output pipe.
     """
     descendants = proc.family(table, [agent]) - {agent}
     of_other_tasks = proc.family(table, others, others)
@@ -72,8 +66,6 @@ def members(
 
 @dataclass(eq=False)
 class AgentTask:
-    """One attempt of a task, from the request to the end of its last process."""
-
     request: Start
     stream: OutputStream
     output: str  # the stream's pipe, as /proc shows it: pipe:[INODE]
@@ -126,7 +118,6 @@ class AgentTask:
         )
 
     def outcome(self, now: float) -> Exited:
-        """The message once the task has ended."""
         status = self.status or 0
         signaled = os.WIFSIGNALED(status)
         return Exited(

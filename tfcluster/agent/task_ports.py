@@ -1,26 +1,24 @@
 """Proves that the listener on a task's port is the task's own, and guards it.
 
-A task takes a held port with SO_REUSEPORT, which would also let another program of the
-same user silently share the port. A task that must listen is not up before its listener
-is the only one. For a task that may listen, a second listener beside its own is just as
-bad; but a single listener of a foreign process may still be the task's, started by a
-daemon on its behalf.
+A held port is taken with SO_REUSEPORT, by which another program of the user could share
+it. A task that must listen is up once its listener is the only one. For one that may
+listen, a single foreign listener may be its daemon's, but a second one is as bad.
 
-TensorFlow's servers authenticate nobody. A runtime reports that it has started one; a
-program without a runtime may start one on its task's port at any time. From then on, a
-``RejectingListener`` rejects strangers, and connections that they already have are cut.
+TensorFlow's servers authenticate nobody. Once a task has one, or may have one, a
+``RejectingListener`` rejects strangers, and their old connections are cut.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
+from array import array
 from collections.abc import Iterable
 
 from tfcluster.agent import proc
-from tfcluster.agent.loop import Timer
-from tfcluster.agent.rejecting_listener import ListenerGroup, RejectingListener
+from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.run_services import RunServices
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tcp_sockets import (
@@ -33,6 +31,96 @@ from tfcluster.agent.tcp_sockets import (
 from tfcluster.base import peer_filter
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.protocol.messages import Intruder, Listening, Note
+
+_ACCEPT_RETRY_S = 0.5
+_SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for it
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerGroup:
+    """What the sockets among which the kernel chooses have in common."""
+
+    family: int
+    host: str
+    port: int
+    only_ipv6: bool
+
+    @classmethod
+    def of(cls, listener: socket.socket) -> ListenerGroup:
+        host, port = listener.getsockname()[:2]
+        only_ipv6 = listener.family == socket.AF_INET6 and bool(
+            listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        )
+        return cls(listener.family, host, port, only_ipv6)
+
+    @property
+    def is_private(self) -> bool:
+        return self.host == "::1" or self.host.startswith("127.")
+
+
+class RejectingListener:
+    """Joins a group of ``count`` sockets, and lets only ``networks`` through to them.
+
+    The kernel chooses one of the sockets that listen on a port with SO_REUSEPORT for
+    each connection. A program in the kernel sends those of strangers to our socket.
+    This needs no privileges. Raises OSError if it cannot join the group.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        group: ListenerGroup,
+        count: int,
+        networks: tuple[peer_filter.Network, ...],
+    ) -> None:
+        self._loop = loop
+        self._socket = socket.socket(group.family, socket.SOCK_STREAM)
+        try:
+            self._join(group)
+            # struct sock_fprog: the number of instructions, and their address.
+            code = array("B", peer_filter.program(networks, count))
+            size, (address, _) = (
+                len(code) // peer_filter.INSTRUCTION.size,
+                code.buffer_info(),
+            )
+            argument = struct.pack("@HP", size, address)
+            self._socket.setsockopt(
+                socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, argument
+            )
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        self.inode = os.fstat(self._socket.fileno()).st_ino
+        self._watch()
+
+    def _join(self, group: ListenerGroup) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if group.family == socket.AF_INET6:
+            self._socket.setsockopt(
+                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(group.only_ipv6)
+            )
+        self._socket.bind((group.host, group.port))
+        self._socket.listen()
+
+    def close(self) -> None:
+        self._loop.unwatch(self._socket.fileno())
+        self._socket.close()
+
+    def _watch(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.watch(self._socket.fileno(), self._reject)
+
+    def _reject(self) -> None:
+        try:
+            while True:
+                self._socket.accept()[0].close()
+        except BlockingIOError:
+            return
+        except OSError:  # such as no free descriptor: a retry must not follow at once
+            self._loop.unwatch(self._socket.fileno())
+            self._loop.later(_ACCEPT_RETRY_S, self._watch)
+
 
 _POLL_FAST_S = 0.1  # for how long strangers may reach a server that was just started
 _POLL_SLOW_S = 1.0
@@ -60,7 +148,6 @@ class _Watch:
     """When the listeners last changed, by the loop's clock."""
 
     def open(self) -> None:
-        """Let strangers connect again."""
         for listener in self.rejecting:
             listener.close()
         self.rejecting.clear()
@@ -69,7 +156,6 @@ class _Watch:
         return now_s - self.changed_s < _FRESH_S
 
     def urgent(self, now_s: float) -> bool:
-        """Whether a listener is about to come."""
         if self.networks is not None:
             return not self.listeners or self.fresh(now_s)
         return self.awaited and not self.proven
@@ -116,7 +202,6 @@ class TaskPorts:
         self._poll_in(_POLL_FAST_S)
 
     def _limit(self, watch: _Watch) -> None:
-        """Let only the networks of the request connect to the port."""
         if watch.task.request.peers:
             try:
                 watch.networks = peer_filter.parse(watch.task.request.peers)
@@ -164,8 +249,7 @@ class TaskPorts:
             self._prove(watch, listening, own)
 
     def _tree(self, task: AgentTask) -> set[int]:
-        """The pids of the task's processes. If its script may listen, this includes
-        orphans that we adopted: a server may go into the background."""
+        """The pids of the task, with adopted orphans if its script may listen."""
         leader = task.process_id
         if leader is None:
             return set()
@@ -175,8 +259,6 @@ class TaskPorts:
             roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
             roots -= {*self._shared.children.expected} - {leader}
         return proc.family(table, roots, [leader])
-
-    # --- proof ----------------------------------------------------------------------
 
     def _prove(self, watch: _Watch, listening: list[Listener], own: set[int]) -> None:
         strange = [entry for entry in listening if entry.inode not in own]
@@ -204,8 +286,6 @@ class TaskPorts:
             f"{watch.port} of that task"
         )
         self._channel.send(Note(text))
-
-    # --- guard ----------------------------------------------------------------------
 
     def _guard(self, watch: _Watch, held: list[Descriptor], own: set[int]) -> None:
         try:

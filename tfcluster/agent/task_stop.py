@@ -24,8 +24,7 @@ _LOOK_S = 0.1
 
 
 class Stopping:
-    """Stops tasks. ``settled`` is called once per task, when no process is left or
-    only some that survive SIGKILL."""
+    """Stops tasks; ``settled`` is called once for each, when all of it has ended."""
 
     def __init__(
         self, shared: RunServices, settled: Callable[[AgentTask], None]
@@ -36,10 +35,7 @@ class Stopping:
         self._ended: list[AgentTask] = []
 
     def stop(self, tasks: Iterable[AgentTask], signum: int, grace_s: float) -> None:
-        """Signal each process once; SIGKILL what is left after the grace.
-
-        SIGUSR1 warns those that handle it; all others get SIGTERM.
-        """
+        """Signal each process once (SIGUSR1: only its handlers), SIGKILL later."""
         wanted = list(tasks)
         table = proc.snapshot() if wanted else {}
         for task in wanted:
@@ -64,11 +60,7 @@ class Stopping:
             self._signal(task, proc.snapshot(), signum)
 
     def ended(self, task: AgentTask) -> None:
-        """End the processes that the task's reaped process left behind.
-
-        Helpers that notice its end by themselves get a moment to exit. Tasks that end
-        together share one snapshot.
-        """
+        """End what the task's reaped process left, after a moment to exit."""
         if not self._ended:
             self._loop.post(self._look_behind)
         self._ended.append(task)
@@ -106,11 +98,7 @@ class Stopping:
                     send(process, number)
 
     def _warned(self, task: AgentTask, table: Table, grace_s: float) -> bool:
-        """Send SIGUSR1 to the processes that handle it; False if there are none.
-
-        After half of the grace, those that handle SIGTERM get that, too: the other
-        handler may be there for something else than the end.
-        """
+        """SIGUSR1, later SIGTERM to the processes that handle it; False: none does."""
         if not self._send_to_handlers(self._members(task, table), signal.SIGUSR1):
             return False
 

@@ -1,7 +1,7 @@
 """The tasks of this host, from `start` to `exited`.
 
 Once a task has a process, it makes no difference whether it was executed or forked from
-a warm interpreter. Knows frames, but not how they are sent.
+a warm interpreter. Also measures what running tasks use: memory, CPU time, GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from resource import struct_rusage
@@ -19,6 +19,7 @@ from resource import struct_rusage
 from tfcluster.agent import proc
 from tfcluster.agent.children import OomCounter
 from tfcluster.agent.events import ADDRESS, Claims, FrameSocket, listen
+from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.output_capture import LogFile, OutputStream
 from tfcluster.agent.proc import ProcessEntry
@@ -35,9 +36,9 @@ from tfcluster.agent.spawn import (
 from tfcluster.agent.task import ATTEMPT, TASK, AgentTask
 from tfcluster.agent.task_ports import TaskPorts
 from tfcluster.agent.task_stop import Stopping
-from tfcluster.agent.usage import UsageReports
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol import local, messages
+from tfcluster.protocol.messages import Usage
 from tfcluster.protocol.requests import Start, StopRequest
 from tfcluster.protocol.wire import Frame
 
@@ -122,7 +123,6 @@ class TaskTable:
         return task, Ends(write_end, theirs)
 
     def begun(self, task: AgentTask, pid: int) -> None:
-        """Note that the task's process exists, as a child of ours."""
         gone = ProcessEntry(pid, "", "Z", os.getpid(), pid, pid, 0)
         task.process = proc.read(pid) or gone
         self._usage.begin()
@@ -132,7 +132,6 @@ class TaskTable:
         self._shared.children.expect(pid, partial(self._ended, task))
 
     def failed(self, task: AgentTask, cause: str) -> None:
-        """Note that the task could not get a process."""
         task.reported = True
         task.events.finish()
         task.claims.finish()
@@ -140,7 +139,6 @@ class TaskTable:
         self._stopping.abandoned(task)
 
     def refuse(self, request: Start, cause: str) -> None:
-        """Report that a task is not started."""
         failed = messages.Failed(request.task, request.attempt, cause)
         self._shared.channel.send(failed)
 
@@ -240,3 +238,69 @@ class TaskTable:
         lost = task.settled and task.running  # it survived SIGKILL
         if task.settled and (task.reported or lost) and task in self._tasks:
             self._tasks.remove(task)
+
+
+_FIRST_S = 1.0  # between two measurements of what tasks use, at first
+_MAX_S = 10.0  # and later
+_FREQUENT = 300  # measurements; after twice as many, the interval doubles, and so on
+_COST_SHARE = 0.005  # of one CPU
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class UsageReports:
+    """Sends the usage of every running task, again and again."""
+
+    def __init__(
+        self, shared: RunServices, running: Callable[[], Iterable[AgentTask]]
+    ) -> None:
+        self._shared = shared
+        self._running = running
+        self._gpus = GpuUsage()
+        self._count = 0
+        self._due = False
+
+    def begin(self) -> None:
+        if not self._due:
+            self._due = True
+            self._shared.loop.later(_FIRST_S, self._measure)
+
+    def _measure(self) -> None:
+        self._due = False
+        tasks = list(self._running())
+        if not tasks:
+            return
+        self._gpus.start()
+        loop = self._shared.loop
+        began = loop.now()
+        table = proc.snapshot()
+        for task in tasks:
+            leader = task.process_id
+            if leader is not None:
+                pids = proc.family(table, [leader], [leader])
+                usage = self._usage(task, [table[pid] for pid in pids])
+                if usage.rss_bytes:  # otherwise all have ended, and wait to be reaped
+                    self._shared.channel.send_event(usage)
+        self._count += 1
+        self._due = True
+        loop.later(interval_s(self._count, loop.now() - began), self._measure)
+
+    def _usage(self, task: AgentTask, processes: Sequence[ProcessEntry]) -> Usage:
+        return Usage(
+            *task.key,
+            rss_bytes=sum(process.rss_bytes for process in processes),
+            cpu_s=round(sum(process.cpu_s for process in processes), 2),
+            processes=len(processes),
+            gpus=tuple(self._gpus.of(self._visible(task))),
+        )
+
+    def _visible(self, task: AgentTask) -> str | None:
+        if _VISIBLE in task.request.env:
+            return task.request.env[_VISIBLE]
+        inherited = self._shared.base.get(_VISIBLE.encode())
+        return None if inherited is None else os.fsdecode(inherited)
+
+
+def interval_s(count: int, cost_s: float) -> float:
+    """Seconds until the next measurement after ``count``; the last took ``cost_s``."""
+    wanted_s = min(_MAX_S, _FIRST_S * max(1.0, count / _FREQUENT))
+    return max(wanted_s, cost_s / _COST_SHARE)

@@ -33,15 +33,12 @@ _ANSWER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listening TCP socket."""
-
     port: int
     uid: int
     inode: int
 
 
 def listeners() -> list[Listener]:
-    """All listening TCP sockets, IPv4 and IPv6."""
     try:
         with socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG
@@ -56,7 +53,6 @@ def listeners() -> list[Listener]:
 
 
 def from_proc() -> list[Listener]:
-    """All listening TCP sockets, from /proc."""
     rows: list[Listener] = []
     for name in ("tcp", "tcp6"):
         with suppress(OSError), open(f"{proc.PROC}/net/{name}") as lines:
@@ -65,7 +61,6 @@ def from_proc() -> list[Listener]:
 
 
 def parse(lines: Iterable[str]) -> Iterator[Listener]:
-    """The listening sockets of /proc/net/tcp or tcp6."""
     for line in lines:
         fields = line.split()
         if len(fields) > 9 and fields[3] == f"{_LISTEN:02X}":
@@ -102,15 +97,12 @@ _SOCKET = "socket:["
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A socket that a process has open."""
-
     pid: int
     number: int
     inode: int
 
 
 def descriptors_of(pids: Iterable[int]) -> list[Descriptor]:
-    """The sockets that these processes have open."""
     return [
         Descriptor(pid, number, int(target.removeprefix(_SOCKET).rstrip("]")))
         for pid in pids
@@ -122,11 +114,8 @@ def descriptors_of(pids: Iterable[int]) -> list[Descriptor]:
 def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
     """Yield a duplicate of each socket, to set options on it, and then close it.
 
-    Sockets that were closed in the meantime are skipped. Uses pidfd_getfd(2), which
-    exists since Linux 5.6 and requires the right to trace the process. The agent has
-    it, because tasks are its descendants and run as the same user.
-
-    Raises OSError if the kernel does not allow it.
+    Closed sockets are skipped. Uses pidfd_getfd(2), which exists since Linux 5.6 and
+    requires the right to trace the process. Raises OSError if that is not allowed.
     """
     try:
         import ctypes  # only for programs that may listen: it takes long to import

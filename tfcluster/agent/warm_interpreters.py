@@ -1,7 +1,6 @@
 """Warm interpreters (fork servers): each imports once, then forks tasks on request.
 
 Tasks outlive them: the death of an interpreter only fails the forks it still owes.
-Knows the protocol of these interpreters, but not what they import.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import subprocess
 from collections import deque
 
 from tfcluster.agent.events import FrameSocket
-from tfcluster.agent.helper_program import HelperProgram
-from tfcluster.agent.run_services import RunServices
+from tfcluster.agent.run_services import HelperProgram, RunServices
 from tfcluster.agent.signals import end_words
 from tfcluster.agent.spawn import (
     SpawnedProgram,
@@ -48,7 +46,6 @@ class _Request:
 
 class _Interpreter:
     def __init__(self, shared: RunServices, tasks: TaskTable, request: Warm) -> None:
-        """Start it. Raises SpawnError."""
         self._shared = shared
         self._tasks = tasks
         self._request = request
@@ -99,7 +96,6 @@ class _Interpreter:
         return not self.over and self._socket.is_open
 
     def fork(self, task: AgentTask, ends: Ends) -> None:
-        """Fork a task once the imports are done. A failure is reported."""
         self._count += 1
         request = task.request
         env = self._tasks.changes(task)
@@ -108,8 +104,7 @@ class _Interpreter:
         self._write()
 
     def close(self) -> None:
-        """End it; its tasks continue. Below a wrapper, it ends after all tasks: the end
-        of a container's first process can unmount the image."""
+        """End it, below a wrapper after all tasks: its end may unmount the image."""
         if self.over or self._closed:
             return
         idle = self._ready and not self._unwritten and not self._asked
@@ -125,8 +120,6 @@ class _Interpreter:
         self._closed = True
         self._socket.close()
         self._fail_all("is being closed")
-
-    # --- requests -------------------------------------------------------------------
 
     def _write(self) -> None:
         while self._ready and self._unwritten:
@@ -153,8 +146,6 @@ class _Interpreter:
             self._asked[request.id] = request
         request.rest = request.rest[written:]
 
-    # --- answers --------------------------------------------------------------------
-
     def _obey(self, frame: Frame) -> None:
         match local.decode_of_interpreter(frame):
             case local.Ready() if not self._ready:
@@ -171,12 +162,9 @@ class _Interpreter:
                 self._tasks.failed(self._answered(number), cause[:_CAUSE_CHARS])
 
     def _answered(self, number: int) -> AgentTask:
-        """The task of a request that has been answered."""
         if number not in self._asked:
             raise ProtocolError(f"answered request {number!r}, which was not made")
         return self._asked.pop(number).task
-
-    # --- the end --------------------------------------------------------------------
 
     def _talks_nonsense(self, cause: str) -> None:
         note = f"warm interpreter {self._request.key!r}: {cause}"
@@ -221,8 +209,6 @@ class _Interpreter:
 
 
 class WarmInterpreters:
-    """All warm interpreters of this host, by key."""
-
     def __init__(self, shared: RunServices, tasks: TaskTable) -> None:
         self._shared = shared
         self._tasks = tasks
@@ -242,7 +228,6 @@ class WarmInterpreters:
             self._interpreters[request.key] = interpreter
 
     def fork(self, request: Start) -> None:
-        """Fork a task once the imports are done. A failure is reported."""
         prepared = self._tasks.prepare(request)
         if prepared is None:
             return
@@ -256,7 +241,6 @@ class WarmInterpreters:
         self._tasks.failed(task, f"the warm interpreter {request.warm!r} {gone}")
 
     def close(self) -> None:
-        """End all interpreters; their tasks continue."""
         for interpreter in self._interpreters.values():
             interpreter.close()
 

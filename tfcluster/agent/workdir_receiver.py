@@ -1,9 +1,8 @@
 """Receives the user's files on hosts without a shared file system: only changed ones.
 
-Remembers what it wrote last time, and so can distinguish changes made here, changes
-made at the source, and both (a three-way merge, as in version control). Files that
-tasks have written here are never overwritten. Nothing changes before everything has
-arrived.
+It remembers what it wrote, so changes made here, at the source and at both differ (a
+three-way merge). Files of tasks are never overwritten, and nothing changes before
+everything has arrived.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ class SyncError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What to do with which paths."""
-
     fetch: tuple[str, ...]
     delete: tuple[str, ...]
     conflicts: tuple[str, ...]
@@ -59,9 +56,8 @@ def merge(
 ) -> Merge:
     """Decide from the hashes of files what to do. Pure.
 
-    ``wanted`` has the files at the source, ``written`` those that we wrote, and
-    ``present`` those that are here now (None: no file), for all paths in the other two.
-    ``returned`` has the results that went from here to the source.
+    ``wanted`` has the files at the source, ``written`` those that we wrote, ``present``
+    those here now (None: no file), ``returned`` results that went to the source.
     """
     fetch, conflicts = [], []
     for path, digest in wanted.items():
@@ -102,7 +98,6 @@ class WorkdirReceiver:
             self._guarded(lambda: self._begin(folder))
 
     def came(self, part: requests.Part) -> None:
-        """Keep the next requested part, which has arrived."""
         transfer = self._transfer
         if transfer is None or self._over:
             return
@@ -178,7 +173,6 @@ class _Transfer:
         written: Digests,
         same: Sequence[requests.File],
     ) -> None:
-        """``same`` are the files that are here already."""
         self.root = root
         self.count = len(plan.fetch)
         self.awaited: list[tuple[int, int, int]] = []
@@ -227,7 +221,6 @@ class _Transfer:
             file.write(data)
 
     def _arrived(self, index: int) -> Path:
-        """Where a file is kept until all have arrived."""
         assert self._folder is not None  # there is something to take
         return self._folder / str(index)
 
@@ -309,10 +302,7 @@ def _incoming(root: Path) -> Path:
 
 
 def remember_returned(root: Path, digests: Mapping[str, str]) -> None:
-    """Note that the launcher's folder has these contents, by path.
-
-    Does nothing unless ``root`` is a copy of that folder. Raises OSError.
-    """
+    """Note what the launcher's folder has, if ``root`` is its copy. Raises OSError."""
     if digests and (root / MEMORY).is_file():
         returned = dict(_recall(root, RETURNED))
         for path, digest in digests.items():

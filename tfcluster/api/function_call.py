@@ -23,7 +23,7 @@ from tfcluster.api.launching import IMPORTING, begin
 from tfcluster.api.run_handle import Run
 from tfcluster.base import plain_data
 from tfcluster.base.errors import ConfigError, Problem, ResourceError
-from tfcluster.launcher.tensorflow_detection import module_uses_tensorflow
+from tfcluster.launcher.job import module_uses_tensorflow
 from tfcluster.record.paths import ELSEWHERE, FOLDER_MODE, state_dir
 
 _CALLS = "calls"
@@ -150,7 +150,7 @@ def run(
     args, kwargs = tuple(arguments or args), {**(kwargs or {}), **keywords}
     source = locate(function)
     require_fitting(function, args, kwargs)
-    trains = _mentions_tensorflow(source)
+    trains = source.file is None or module_uses_tensorflow(Path(source.file))
     if not trains:
         settings = {"runtime.require_exchange": False, **(settings or {})}
     with _folder(environ) as folder:
@@ -227,10 +227,6 @@ def _write(
     except OSError as error:
         what = f"cannot write the call to {folder}: {error.strerror}"
         raise ResourceError(what, hint=ELSEWHERE) from error
-
-
-def _mentions_tensorflow(source: FunctionSource) -> bool:
-    return source.file is None or module_uses_tensorflow(Path(source.file))
 
 
 def _result(folder: Path, rank: int, handle: Run) -> Any:

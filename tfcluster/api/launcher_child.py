@@ -12,15 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tfcluster.base import errors
 from tfcluster.base.errors import (
-    ConfigError,
-    ExitCode,
-    Problem,
     ResourceError,
-    TfclusterError,
 )
 from tfcluster.base.isolated_import import module_argv
+from tfcluster.launcher.detach import error_from_plain
 from tfcluster.plan.description_json import to_plain
 from tfcluster.plan.model import Description
 
@@ -127,27 +123,3 @@ def _died(code: int, output: bytes) -> ResourceError:
         f"the launcher ended before the run started ({how})",
         hint="\n".join(["it said:", *lines]) if lines else None,
     )
-
-
-def error_to_plain(error: TfclusterError) -> dict[str, Any]:
-    """The error as JSON types."""
-    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-    return {
-        "kind": next(kinds).__name__,
-        "message": error.message,
-        "hint": error.hint,
-        "code": int(error.exit_code),
-        "problems": error.problems if isinstance(error, ConfigError) else (),
-    }
-
-
-def error_from_plain(plain: dict[str, Any]) -> TfclusterError:
-    """The original error: of the same class, with the same words and exit code."""
-    if plain["kind"] == ConfigError.__name__:
-        return ConfigError([Problem(*problem) for problem in plain["problems"]])
-    kind = getattr(errors, plain["kind"])
-    error: TfclusterError = kind(plain["message"], hint=plain["hint"])
-    error.exit_code = ExitCode(plain["code"])
-    if error.hint and hasattr(error, "add_note"):  # from Python 3.11 on
-        error.add_note(f"hint: {error.hint}")
-    return error

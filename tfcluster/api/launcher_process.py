@@ -1,8 +1,6 @@
-"""The process that drives a run for a Python program.
+"""The process that drives a run for a Python program, and ends it with the program.
 
-It reads what to launch as JSON from standard input, and answers with one line of JSON
-on standard output once there is a run or an error. It ends the run if the program is
-gone.
+It reads what to launch as JSON from standard input, and answers with a line of JSON.
 """
 
 from __future__ import annotations
@@ -10,18 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tfcluster.api.launcher_child import error_to_plain
 from tfcluster.base.errors import TfclusterError
 from tfcluster.commands.launch import launch_described, submits_to
-from tfcluster.launcher.detach import leave_terminal
+from tfcluster.launcher.detach import end_with, error_to_plain, leave_terminal
 from tfcluster.plan.description_json import from_plain
 from tfcluster.plan.model import Description
 from tfcluster.record.crash import crashed
@@ -36,7 +31,7 @@ def main(_argv: Sequence[str]) -> int:
     request: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     parent, detach = int(request["parent"]), bool(request["detach"])
     if not detach:
-        _end_with(parent)
+        end_with(parent)
 
     def send(message: dict[str, Any]) -> None:
         """Send the one line of the answer; the program may be gone."""
@@ -68,33 +63,7 @@ def main(_argv: Sequence[str]) -> int:
 
 
 def _hear_signals() -> None:
-    """Receive the signals that stop a run: the program may ignore or block them, which
-    its children inherit."""
+    """Receive the signals that stop a run: the program may ignore or block them."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _end_with(parent: int) -> None:
-    """Get SIGTERM once the program is gone, however it ended.
-
-    Unlike prctl(PR_SET_PDEATHSIG), a pidfd does not depend on the thread that started
-    us, and unlike a pipe, no child of the program can keep it open.
-    """
-    try:
-        handle = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        poll.poll()
-        sys.stderr.write("the program that launched this run has ended: stopping\n")
-        sys.stderr.flush()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if os.getppid() != parent:  # it was already gone, and its pid may be reused
-        os.kill(os.getpid(), signal.SIGTERM)
-    threading.Thread(target=watch, daemon=True).start()

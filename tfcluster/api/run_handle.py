@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import html
+import importlib
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import cast
+from typing import Any, cast
 
 from tfcluster.api.launcher_child import LauncherChild
 from tfcluster.base.errors import ConfigError, ExitCode, TfclusterError
 from tfcluster.commands.record_query import follow_logs, log_files, one_run
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
+from tfcluster.console.screen import Screen
+from tfcluster.console.views.progress import live_text
+from tfcluster.console.views.status import status
 from tfcluster.console.views.status import status as status_view
 from tfcluster.documents.run import Status, TaskFailure
 from tfcluster.record.continuation import latest
@@ -260,7 +266,7 @@ class Run:
         Elsewhere, a line is printed now and then if something has changed. Ctrl-C ends
         the view; the run continues.
         """
-        from tfcluster.api.live_view import live_view
+        from tfcluster.api.run_handle import live_view
 
         with live_view() as show:
             while not (view := self._view()).state.final:
@@ -326,3 +332,47 @@ class Run:
 
     def _still_runs(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(f"{self.id} is not over after {timeout_s:g} s")
+
+
+_CLOSE_S = 5.0
+
+
+@contextmanager
+def live_view() -> Iterator[Callable[[RunView], None]]:
+    """A function that shows the state of a run in place of the previous state."""
+    # A kernel of IPython can redraw the output of a cell.
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None and hasattr(shell, "kernel"):
+        yield _Notebook().show
+        return
+    screen = Screen(None, sys.stdout, environ=os.environ)
+
+    def show(view: RunView) -> None:
+        if not view.state.final:
+            screen.live(live_text(view, time.time()))
+            return
+        screen.live(None)
+        screen.show(status(view, time.time(), screen.style))
+
+    try:
+        yield show
+    finally:
+        screen.close(_CLOSE_S)
+
+
+class _Notebook:
+    """One output of a cell, which is redrawn."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, view: RunView) -> None:
+        text = "\n".join(status(view, time.time()))
+        shown = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+        if self._handle is not None:
+            self._handle.update(shown, raw=True)
+            return
+        # Not an import statement: the notebook has already loaded IPython.
+        display = importlib.import_module("IPython.display").display
+        self._handle = display(shown, raw=True, display_id=True)

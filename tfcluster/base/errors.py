@@ -50,7 +50,6 @@ class TfclusterError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The message, with the hint in parentheses."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def lines(self) -> list[str]:
@@ -62,10 +61,7 @@ class TfclusterError(Exception):
 
 
 class Problem(NamedTuple):
-    """One finding in a configuration.
-
-    ``where`` is ``file:line:column``, a flag, or an environment variable.
-    """
+    """One finding in a configuration, and where: file:line:column, flag or variable."""
 
     where: str
     message: str

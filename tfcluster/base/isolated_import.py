@@ -1,8 +1,7 @@
 """How another interpreter runs a module of this copy of the package.
 
-That interpreter may have no tfcluster or another version of it, and nothing but the
-package may become importable for it. So only this package is loaded from its location,
-and sys.path gets no new entry. Knows nothing about what the modules do.
+It may have no tfcluster or another version, and nothing else may become importable: so
+only this package is loaded from its location, and sys.path gets no new entry.
 """
 
 from __future__ import annotations
@@ -47,8 +46,4 @@ def module_argv(
     options: Sequence[str] = (),
     root: str = PACKAGE_ROOT,
 ) -> tuple[str, ...]:
-    """The argv that runs ``module.main(args)`` of this package under ``python``.
-
-    ``python`` is a command whose last word is the interpreter.
-    """
     return (*python, *options, "-c", _LOAD, root, module, *args)

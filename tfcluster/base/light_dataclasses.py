@@ -1,9 +1,8 @@
 """A light replacement for dataclasses, for programs that must start fast.
 
-Type checkers see the real dataclasses. These would take longer to import and to make
-than the rest of the agent's start, and half of that of a launch, because they inspect
-source code and compile methods. The replacement does neither: all classes share their
-methods. ``slots`` and ``kw_only`` are enforced only by the type checker.
+Type checkers see the real dataclasses, which would take longer to import and to make
+than the rest of the agent's start. Here, all classes share their methods, and only the
+type checker enforces ``slots`` and ``kw_only``.
 """
 
 from __future__ import annotations

@@ -38,11 +38,7 @@ _ADMIT = (_GO, 0, 0, _WHOLE)
 
 
 def compact(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Networks that contain these IP addresses, and loopback, in CIDR form.
-
-    They are single addresses, or wider networks if there were more than MOST_NETWORKS.
-    Texts that are not addresses are left out.
-    """
+    """At most MOST_NETWORKS networks (CIDR) of these addresses, and loopback."""
     from ipaddress import ip_network
 
     parsed = set()

@@ -30,11 +30,7 @@ class NotPlainError(TypeError):
 
 
 def write(path: str, value: object, name: str) -> None:
-    """Write ``value`` to a private file, which appears once it is complete.
-
-    Messages call the value ``name``. Arrays keep dtype and shape. Raises NotPlainError
-    for a value that is not plain, or OSError.
-    """
+    """Write ``value``, called ``name``, to a private file. Raises NotPlainError."""
     encoder = _Encoder(value, name)
     beside = f"{path}.new"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -44,17 +40,13 @@ def write(path: str, value: object, name: str) -> None:
 
 
 def packed(value: object, name: str) -> bytes:
-    """The bytes of ``value``; an instance of a subclass counts as its base class.
-
-    Raises NotPlainError.
-    """
+    """The bytes of ``value``, subclasses as base classes. Raises NotPlainError."""
     data = io.BytesIO()
     _Encoder(value, name, subclasses=True).write(data)
     return data.getvalue()
 
 
 def unpacked(data: bytes) -> Any:
-    """The value of ``packed``. Raises ValueError if the bytes are damaged."""
     return _decoded(io.BytesIO(data), "the value")
 
 
@@ -64,7 +56,6 @@ def check(value: object, name: str) -> None:
 
 
 def read(path: str) -> Any:
-    """The value in a file. Raises OSError, or ValueError if the file is damaged."""
     return _decoded(path, path)
 
 
@@ -157,7 +148,6 @@ def _key(key: object) -> str:
 
 
 def _named(kind: type) -> str:
-    """``a Sequential (keras.models)``, ``an object``."""
     article = "an" if kind.__name__[:1].lower() in "aeiou" else "a"
     home = "" if kind.__module__ == "builtins" else f" ({kind.__module__})"
     return f"{article} {kind.__name__}{home}"

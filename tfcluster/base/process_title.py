@@ -1,8 +1,7 @@
 """Sets what ``ps`` and ``top`` show for our processes, instead of a Python command.
 
-The kernel reads a process's command line from the process's own memory, so writing
-there changes what others see (proc(5): /proc/pid/cmdline, /proc/pid/mem, and the fields
-arg_start and arg_end of /proc/pid/stat). Standard library only.
+The kernel reads a command line from the process's own memory, so writing there changes
+what others see (proc(5): /proc/pid/cmdline and the fields arg_start and arg_end).
 """
 
 from __future__ import annotations
@@ -16,11 +15,7 @@ _COMM_BYTES = 15
 
 
 def set_title(title: str, short: str) -> None:
-    """Show ``title`` as the command line and ``short`` as the command's name.
-
-    ``title`` is truncated to the length of the current command line. Nothing changes
-    if /proc is missing or forbids it: a title is not worth an error.
-    """
+    """Show ``title`` (cut to the old length) and ``short`` in ``ps``, if possible."""
     try:
         _write_command_line(title)
         with open("/proc/self/comm", "wb") as comm:  # noqa: PTH123 - the agent starts with it

@@ -12,8 +12,6 @@ from tfcluster.base.vocabulary import RANKED_TYPES, TASK_TYPES
 
 @dataclass(frozen=True, slots=True)
 class TaskId:
-    """One task: ``worker:0``. The index is counted within the type."""
-
     type: str
     index: int
 

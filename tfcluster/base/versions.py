@@ -16,7 +16,6 @@ _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 
 
 def imported(package: str) -> str | None:
-    """The version of a package that this process has imported, or None."""
     version = getattr(sys.modules.get(package), "__version__", None)
     return None if version is None else str(version)
 
@@ -64,7 +63,6 @@ def requirement(package: str) -> str:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The major and minor numbers of a version."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 

@@ -25,10 +25,7 @@ _CLOSE_S = 5.0
 def attach(
     run: str | None, environ: Mapping[str, str], display: Display = DEFAULT
 ) -> int:
-    """Show output and progress of a run until it is over; returns its exit code.
-
-    Ctrl-C ends only this command, with exit code 130. Raises TfclusterError.
-    """
+    """Show a run until it is over; returns its exit code, or 130 after Ctrl-C."""
     first = find(state_dir(environ), run)
     paths = latest(first)
     if paths != first:
@@ -49,8 +46,6 @@ def _read(paths: RunPaths) -> RunView:
 
 
 class _Follower(RunWatch):
-    """Follows a run that has a launcher, or shows how it ended."""
-
     def run(self) -> int:
         self._notes = len(self._view.notes)
         try:

@@ -42,10 +42,7 @@ def clean(
     environments: bool = False,
     dry_run: bool,
 ) -> int:
-    """Remove what ended longer than ``older_than`` ago; says what it removes and keeps.
-
-    Returns an exit code. Raises ConfigError if ``older_than`` is not a duration.
-    """
+    """Remove what ended longer than ``older_than`` ago. Raises ConfigError."""
     age_s = parse_duration(older_than)
     if age_s is None:
         hint = "write a number with a unit: 12h, 7d, 0s"
@@ -122,7 +119,6 @@ def _clean_environments(
     *,
     dry_run: bool,
 ) -> None:
-    """Remove environments on this machine that no launch has used for this long."""
     for environment in environments_of(environ):
         home, unused_s = environment.home, now_s - environment.used_s
         if unused_s < age_s:
@@ -150,7 +146,6 @@ def _why_kept(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def _reported(total: _Total) -> Iterator[None]:
-    """Show an error instead of raising it, so that the next run gets its turn."""
     try:
         yield
     except TfclusterError as error:

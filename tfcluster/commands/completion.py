@@ -1,12 +1,8 @@
 """What a shell may complete: runs, tasks, and the keys and values of ``--set``.
 
-Reads the record, and changes nothing: pressing TAB creates no folder.
-
-A script of a shell gives the command line up to the cursor to ``tfcluster`` in an
-environment variable, and reads lines: first the kind of answer (``values``, ``files``
-or ``commands``), a TAB and the word at the cursor, then each value, a TAB and a
-description. Where tfcluster knows no value, or cannot be started, the shell completes
-the names of files.
+A shell's script puts the command line into an environment variable, and reads lines:
+the kind of answer (``values``, ``files`` or ``commands``), a TAB and the word at the
+cursor, then each value, a TAB and a description. Creates no folder.
 """
 
 from __future__ import annotations
@@ -30,8 +26,6 @@ _LINE_COLUMNS = 60
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word that may be completed, and what zsh and fish show beside it."""
-
     text: str
     about: str = ""
 
@@ -61,10 +55,7 @@ def task_words(run: str | None, environ: Mapping[str, str]) -> list[Word]:
 
 
 def setting_words(written: str) -> list[Word]:
-    """How ``KEY=VALUE`` may continue, one level of the dotted key at a time.
-
-    ``runtime.`` leads to ``runtime.strategy=``, and that to ``runtime.strategy=none``.
-    """
+    """How ``KEY=VALUE`` may continue, one level of the dotted key at a time."""
     path, equals, _ = written.partition("=")
     *parents, last = path.split(".")
     keys: Mapping[str, Key] = cluster_model(relevant(())).keys
@@ -92,7 +83,6 @@ def _keys_below(key: Key) -> Mapping[str, Key]:
 
 
 def _values(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The values that a JSON Schema lists."""
     for choice in schema.get("anyOf", ()):
         yield from _values(choice)
     yield from map(str, schema.get("enum", ()))

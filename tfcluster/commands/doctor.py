@@ -7,14 +7,14 @@ import os
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from tfcluster import schedulers
 from tfcluster.base.errors import ConfigError, ExitCode, Problem
-from tfcluster.commands.configuration import load_file
-from tfcluster.commands.launch import submits_to
+from tfcluster.commands.launch import load_file, submits_to
 from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
@@ -44,8 +44,6 @@ from tfcluster.schedulers.starting import Starter
 
 @dataclass(frozen=True, slots=True)
 class _Reachable:
-    """The hosts that can be reached from here."""
-
     prepared: PreparedLaunch
     hosts: Sequence[Host]
     starter: Starter
@@ -100,7 +98,9 @@ def doctor(
     reports = reachable.examine(imports=not quick)
     scheduler = reachable.outside_of
     if scheduler is None:
-        gpus = _wanted_gpus(reachable.prepared)
+        groups, gpus = reachable.prepared.description.tasks, Counter[str]()
+        for spec in reachable.prepared.specs:
+            gpus[spec.place.host.name] += groups[spec.task.type].gpus or 0
         problems = findings(reports, gpus, description.remedy)
     else:
         problems = [
@@ -131,7 +131,6 @@ def doctor(
 
 
 def _preparing(description: Description) -> Callable[[Host], Prepare] | None:
-    """Makes the request that prepares a host as a launch does; None: none is needed."""
     if not description.prepares_hosts:
         return None
     # A folder that has not been copied yet does not exist on the hosts.
@@ -143,18 +142,8 @@ def _preparing(description: Description) -> Callable[[Host], Prepare] | None:
 
 
 def _scripts(prepared: PreparedLaunch) -> tuple[str, ...]:
-    """The scripts that tasks run, as given in their commands."""
     programs = {spec.arguments[1] for spec in prepared.specs if len(spec.arguments) > 1}
     return tuple(sorted(p for p in programs if p not in ("-m", "-c")))
-
-
-def _wanted_gpus(prepared: PreparedLaunch) -> dict[str, int]:
-    groups = prepared.description.tasks
-    wanted: dict[str, int] = {}
-    for spec in prepared.specs:
-        host = spec.place.host.name
-        wanted[host] = wanted.get(host, 0) + (groups[spec.task.type].gpus or 0)
-    return wanted
 
 
 def _show(
@@ -196,11 +185,7 @@ def setup(
     *,
     passed: Sequence[str] = (),
 ) -> int:
-    """Run the setup lines and make the environment on every host.
-
-    Prints the interpreter of each host. Returns the exit code with which a launch would
-    fail. Raises TfclusterError.
-    """
+    """Run the setup lines and make the environment on every host; print its Python."""
     description = load_file(path, environ, overrides=overrides, passed=passed)
     if not description.prepares_hosts:
         message = "there is nothing to set up"

@@ -39,8 +39,7 @@ def explain(
 ) -> int:
     """Run the program in one process until a step is over, and print what was seen.
 
-    Returns the program's own exit code if it fails, and 1 if no function ran. Raises
-    TfclusterError if it cannot be started.
+    Returns the program's exit code if it fails, and 1 if no function ran.
     """
     if not words:
         raise ConfigError([Problem("explain", "nothing to explain", _EXAMPLE)])
@@ -72,7 +71,6 @@ def explain(
 
 
 def _refuse(description: Description) -> None:
-    """Raise ConfigError if nothing can be explained."""
     where = description.source
     if verify_trial.size_of(description) < 2:
         alone = "one rank divides nothing"
@@ -88,10 +86,7 @@ def _refuse(description: Description) -> None:
 def _run(
     spec: TaskSpec, ranks: int, environ: Mapping[str, str]
 ) -> tuple[int, dict[str, Any] | None]:
-    """The program's exit code (negative: a signal), and the answer unless it failed.
-
-    What the program prints goes to stderr, since stdout is for the answer.
-    """
+    """The program's exit code (negative: a signal), and the answer unless it failed."""
     with tempfile.TemporaryDirectory(prefix="tfcluster-explain-") as folder:
         file = Path(folder) / "answer.json"
         _, *program = spec.arguments

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tfcluster import schedulers
@@ -15,6 +17,7 @@ from tfcluster.base.errors import (
     ExitCode,
     HostError,
     Problem,
+    TfclusterError,
 )
 from tfcluster.base.states import RunState
 from tfcluster.base.vocabulary import FORMAT_VERSION
@@ -22,10 +25,23 @@ from tfcluster.commands.launcher_requests import LauncherRequest
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen
-from tfcluster.console.views.results import progress_text, result_lines
+from tfcluster.console.views.status import progress_text, result_lines
+from tfcluster.launcher.agent_connection import Closed, Received, Unopened
+from tfcluster.launcher.brief_contacts import BriefContacts, Item
+from tfcluster.launcher.result_placement import ResultFolder
+from tfcluster.launcher.result_transfer import (
+    HostTransfer,
+    Inbox,
+    TransferOutcome,
+    WantedFiles,
+    run_all,
+)
+from tfcluster.launcher.results import AT_ONCE
+from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.plan.host_patterns import fold
-from tfcluster.plan.model import Description, pattern_problem
+from tfcluster.plan.model import Description, Host, pattern_problem
 from tfcluster.protocol.commands import Fetch
+from tfcluster.protocol.messages import Fault, ResultsMessage
 from tfcluster.record.files import read_json
 from tfcluster.record.launched import resized
 from tfcluster.record.liveness import identity
@@ -33,6 +49,7 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.replay import results_view
 from tfcluster.record.run_status import ResultsView, RunView
+from tfcluster.schedulers.starting import Starter
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
@@ -52,10 +69,7 @@ def fetch(
     force: bool,
     as_json: bool,
 ) -> int:
-    """Fetch files of a run; returns 1 if some could not be fetched.
-
-    ``words`` is ``[RUN] [PATTERN...]``. Raises TfclusterError.
-    """
+    """Fetch files; ``words``: ``[RUN] [PATTERN...]``; 1 if some were not fetched."""
     paths, patterns = _split(words, environ)
     description = resized(paths)
     view = read_run(paths, now_s=time.time())
@@ -138,10 +152,7 @@ def _split(
 def _from_launcher(
     paths: RunPaths, launcher_host: str, wanted: Fetch, screen: Screen
 ) -> list[ResultsView] | None:
-    """Have the launcher fetch, and wait until it has. Raises ContactLostError.
-
-    Returns None if the run has ended before the launcher saw the request.
-    """
+    """Have the launcher fetch; None: the run ended first. Raises ContactLostError."""
     request = LauncherRequest(paths, wanted)
     checked_s = time.monotonic()
     hosts: list[str] | None = None
@@ -195,12 +206,9 @@ def _afterwards(
     environ: Mapping[str, str],
     screen: Screen,
 ) -> list[ResultsView]:
-    """Fetch through new agents, once the run is over.
-
-    Raises HostError if no host can be reached.
-    """
+    """Fetch through new agents, once the run is over. Raises HostError."""
     # These imports include the launcher, which takes longer than the rest.
-    from tfcluster.launcher.late_results import fetch_late
+    from tfcluster.commands.fetch import fetch_late
     from tfcluster.launcher.results import event_fields
 
     chosen = _hosts(read_json(paths.plan) or {}, every=bool(wanted.all))
@@ -240,8 +248,88 @@ def _bytes_of(outcomes: Mapping[str, TransferOutcome]) -> dict[str, dict[str, in
 
 
 def _hosts(plan: Mapping[str, Any], *, every: bool) -> list[str]:
-    """The hosts of all tasks, or only the host of rank 0, in the plan's order."""
     tasks = [task for task in plan.get("tasks") or () if isinstance(task, dict)]
     ranked = [task for task in tasks if task.get("rank") == 0]
     chosen = tasks if every else (ranked or tasks[:1])
     return list(dict.fromkeys(str(task.get("host")) for task in chosen))
+
+
+_SHOW_S = 0.1
+
+
+def fetch_late(
+    description: Description,
+    hosts: Sequence[Host],
+    starter: Starter,
+    patterns: tuple[str, ...],
+    *,
+    apart: bool,
+    force: bool,
+    show: Callable[[Mapping[str, TransferOutcome]], None],
+) -> list[tuple[TransferOutcome, TfclusterError | None]]:
+    """Fetch from hosts whose run is over; an error says why a host was not reached."""
+    root, sync = description.workdir, description.sync
+    folder = str(root) if sync is None else sync.folder
+    wanted = WantedFiles(folder, witnesses(root), patterns)
+    outcomes = {host.name: TransferOutcome(host.name) for host in hosts}
+    inboxes = {host.name: Inbox() for host in hosts}
+    # The agents are not of the run: they must not end any of its processes that are
+    # left.
+    contacts = BriefContacts(starter, "fetch")
+    try:
+        errors = _open(contacts, hosts, inboxes)
+        transfers = [
+            HostTransfer(
+                outcomes[name],
+                wanted,
+                ResultFolder(root, name, force=force, apart=apart),
+                send=partial(contacts.send, name),
+                inbox=inboxes[name],
+            )
+            for name in outcomes
+            if errors[name] is None
+        ]
+        act = partial(run_all, transfers, AT_ONCE)
+        thread = threading.Thread(target=act, daemon=True)
+        thread.start()
+        shown_s = 0.0
+        while thread.is_alive():
+            _handle(contacts.next(_SHOW_S), inboxes, errors)
+            if time.monotonic() - shown_s >= _SHOW_S:
+                show(outcomes)
+                shown_s = time.monotonic()
+    finally:
+        contacts.close()
+    for name, error in errors.items():
+        if error is not None:
+            outcomes[name].cause, outcomes[name].over = error.message, True
+    return [(outcome, errors[name]) for name, outcome in outcomes.items()]
+
+
+def _open(
+    contacts: BriefContacts, hosts: Sequence[Host], inboxes: Mapping[str, Inbox]
+) -> dict[str, TfclusterError | None]:
+    """Start agents on hosts; returns why this failed, and None where it did not."""
+    errors: dict[str, TfclusterError | None] = {}
+    contacts.open(hosts)
+    while len(errors) < len(hosts):
+        _handle(contacts.next(_SHOW_S), inboxes, errors)
+    return errors
+
+
+def _handle(
+    item: Item | None,
+    inboxes: Mapping[str, Inbox],
+    errors: dict[str, TfclusterError | None],
+) -> None:
+    if isinstance(item, Closed):
+        inboxes[item.host].end(item.cause)
+    elif isinstance(item, Received):
+        if isinstance(item.message, ResultsMessage):
+            inboxes[item.host].put(item.message)
+        elif isinstance(item.message, Fault):
+            inboxes[item.host].end(item.message.cause)
+    elif isinstance(item, Unopened):
+        errors[item.host] = item.error
+    elif item is not None:
+        errors[item.host] = None

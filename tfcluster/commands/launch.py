@@ -12,8 +12,7 @@ from tfcluster import config, schedulers
 from tfcluster.base.errors import ConfigError, Problem
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.state_folder import state_path
-from tfcluster.base.task_id import TaskId
-from tfcluster.commands.configuration import described, load_file
+from tfcluster.config import Loaded
 from tfcluster.config.files import folder_problem
 from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
@@ -28,13 +27,37 @@ from tfcluster.record.launched import launched
 from tfcluster.record.paths import RunPaths, find, state_dir, valid_name
 from tfcluster.schedulers.base import BatchScheduler, asker
 
-_SHOWN_TASKS = 12
+
+def described(loaded: Loaded) -> Description:
+    """What was loaded, once the user has seen the warnings."""
+    for problem in loaded.warnings:
+        say(sanitise(str(problem)))
+    return loaded.description
+
+
+def load_file(
+    path: str,
+    environ: Mapping[str, str],
+    *,
+    overrides: Sequence[str],
+    passed: Sequence[str],
+    name: str | None = None,
+    arguments: Sequence[str] = (),
+) -> Description:
+    return described(
+        config.load(
+            path,
+            overrides=overrides,
+            name=name,
+            arguments=arguments,
+            environ=environ,
+            passed=passed,
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """The options of ``launch`` and ``plan``."""
-
     verb: str = "launch"
     overrides: tuple[str, ...] = ()
     trace: bool = False
@@ -78,11 +101,7 @@ def launch_described(
     detach: bool,
     begun: Begun = lambda paths: None,
 ) -> int:
-    """Run what a Description says; returns the exit code. Raises TfclusterError.
-
-    ``begun`` is called once the run exists, unless another process drives it.
-    """
-    require_shown_tasks(display, description.task_ids())
+    """Run what a Description says; returns the exit code. Raises TfclusterError."""
     if scheduler := submits_to(description, environ):
         return _launch_as_job(
             description, scheduler, environ, display, begun, detach=detach
@@ -99,26 +118,8 @@ def launch_described(
 def submits_to(
     description: Description, environ: Mapping[str, str]
 ) -> BatchScheduler | None:
-    """The scheduler to which a launch submits a job; None if it runs here."""
     scheduler = schedulers.batch_scheduler(description.backend)
     return None if scheduler is None or scheduler.is_inside(environ) else scheduler
-
-
-def require_shown_tasks(display: Display, tasks: Sequence[TaskId]) -> None:
-    """Raise ConfigError if the user wants to see tasks that do not exist."""
-    names = {name for task in tasks for name in (task.type, str(task))}
-    problems = [
-        Problem("--only", f"there is no task {name!r}", _names(tasks))
-        for name in display.only
-        if name not in names
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _names(tasks: Sequence[TaskId]) -> str:
-    shown = ", ".join(map(str, tasks[:_SHOWN_TASKS]))
-    return f"there are {shown}" + (", ..." if tasks[_SHOWN_TASKS:] else "")
 
 
 def submit(
@@ -211,7 +212,12 @@ def _load(
             name=options.name,
             arguments=words[1:],
         )
-    _refuse_file(words, options)
+    path = Path(words[0])
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        message = "is a cluster.yaml, but -n is for a command"
+        count = f"--set tasks.worker={options.count}"
+        hint = f"tfcluster {options.verb} {shlex.quote(words[0])} {count}"
+        raise ConfigError([Problem(words[0], message, hint)])
     return described(
         config.from_command(
             words,
@@ -229,7 +235,6 @@ def _load(
 
 
 def _refuse_without_count(words: Sequence[str], options: LaunchOptions) -> None:
-    """Refuse options that replace a file, and a command without ``-n``."""
     before = words[: len(words) - options.behind] if options.behind else words
     looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
     command = f"tfcluster {options.verb}"
@@ -260,16 +265,6 @@ def _refuse_without_count(words: Sequence[str], options: LaunchOptions) -> None:
         problems.append(Problem(words[0], "is a command, not a cluster.yaml", hint))
     if problems:
         raise ConfigError(problems)
-
-
-def _refuse_file(words: Sequence[str], options: LaunchOptions) -> None:
-    """Refuse a cluster.yaml together with ``-n``, which takes a command."""
-    path = Path(words[0])
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        problem = "is a cluster.yaml, but -n is for a command"
-        count = f"--set tasks.worker={options.count}"
-        hint = f"tfcluster {options.verb} {shlex.quote(words[0])} {count}"
-        raise ConfigError([Problem(words[0], problem, hint)])
 
 
 def _say(text: str) -> None:
@@ -317,7 +312,6 @@ def _show_plan(
 def _provisional_paths(
     description: Description, environ: Mapping[str, str]
 ) -> RunPaths:
-    """Where a run of this name would be recorded."""
     return RunPaths(state_path(environ) / "runs" / f"{description.name}-<time>")
 
 
@@ -329,10 +323,7 @@ def rerun(
     name: str | None,
     detach: bool,
 ) -> int:
-    """Launch a run again, as a new run; returns its exit code. Raises TfclusterError.
-
-    Uses the configuration that the run was launched with, not the file as it is now.
-    """
+    """Launch again what a run was launched with; returns the exit code."""
     paths = find(state_dir(environ), run)
     description = launched(paths)
     if name is not None:

@@ -34,8 +34,6 @@ _POLL_S = 0.05
 
 
 class LauncherRequest:
-    """A request that has been left for the launcher."""
-
     def __init__(self, paths: RunPaths, request: Command) -> None:
         self._paths = paths
         self._events = EventReader(paths.events)
@@ -44,7 +42,6 @@ class LauncherRequest:
         self._until_s = time.monotonic() + ASKED_S
 
     def wait(self) -> list[Event]:
-        """The events since the last call, after a short while."""
         time.sleep(_POLL_S)  # another process writes them
         return self._events.read()
 
@@ -59,7 +56,6 @@ class LauncherRequest:
             )
 
     def withdraw(self) -> None:
-        """Remove the request, if nobody has taken it."""
         withdraw(self._paths, self.number)
 
 
@@ -69,10 +65,7 @@ _SLOTS = re.compile(r"(.+):([0-9]{1,6})")
 
 
 def resize(words: Sequence[str], environ: Mapping[str, str], *, now: bool) -> int:
-    """Ask the launcher of a run to resize it. Raises TfclusterError.
-
-    ``words`` is ``[RUN] CHANGE...``. Returns once the launcher has taken the request.
-    """
+    """Ask the launcher to resize; ``words``: ``[RUN] CHANGE...``."""
     run, request = resize_request(words, now=now)
     paths = find(state_dir(environ), run)
     view = read_run(paths, now_s=time.time())
@@ -139,7 +132,6 @@ def _hosts(word: str, value: str, problems: list[Problem]) -> list[NewHost]:
 
 
 def _ask(paths: RunPaths, request: ResizeCommand) -> Event:
-    """The launcher's answer. Raises ContactLostError."""
     asked = LauncherRequest(paths, request)
     while True:
         for event in asked.wait():
@@ -153,10 +145,7 @@ ANSWERS_S = 3.0
 
 
 def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Print the stacks of a run's running tasks. Raises TfclusterError.
-
-    ``words`` is ``[RUN] [TASK...]``.
-    """
+    """Print the stacks of tasks; ``words``: ``[RUN] [TASK...]``."""
     run, tasks = split_words(words)
     paths, files = log_files(run, tasks, environ)
     view = read_run(paths, now_s=time.time())
@@ -198,7 +187,6 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
 
 
 def _collect(paths: RunPaths, tasks: list[str]) -> tuple[list[str], dict[str, Event]]:
-    """The tasks that were asked, in listing order, and the answers by task."""
     request = LauncherRequest(paths, StacksCommand(tuple(tasks)))
     until_s = 0.0
     asked: list[str] | None = None

@@ -27,7 +27,6 @@ _READ_RUNS = 200
 
 
 def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
-    """The current state of a run. Raises ConfigError if there is no such run."""
     return view_reader(run, environ)()
 
 
@@ -61,7 +60,6 @@ def other_runs(environ: Mapping[str, str]) -> list[RunView]:
 
 
 def all_runs_json(environ: Mapping[str, str]) -> documents.StatusOfAll:
-    """``status --json`` without a run: all runs, newest first."""
     now_s = time.time()
     views = [read_run(paths, now_s=now_s) for paths in runs(state_dir(environ))]
     return {"schema": FORMAT_VERSION, "runs": [view.to_json() for view in views]}
@@ -77,10 +75,7 @@ def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def log_files(
     run: str | None, tasks: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[RunPaths, dict[str, Path]]:
-    """The log files of a run's named tasks, by task; of all tasks if none is named.
-
-    Raises ConfigError if there is no such run or task.
-    """
+    """The log files of these tasks, or of all, by task. Raises ConfigError."""
     paths = find(state_dir(environ), run)
     plan = read_json(paths.plan) or {}
     all_tasks = [TaskId.parse(entry["task"]) for entry in plan.get("tasks", ())]

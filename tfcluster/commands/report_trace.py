@@ -22,14 +22,17 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.metrics import read_metrics
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.trace.from_record import (
+from tfcluster.trace.spans import (
     Events,
+    HostClock,
+    Process,
+    host_clocks,
     host_items,
     launcher_items,
+    pieces,
+    recorded,
     task_items,
 )
-from tfcluster.trace.recorded import HostClock, host_clocks, recorded
-from tfcluster.trace.spans import Process, pieces
 
 _STDOUT = "-"
 _DRAWS = "matplotlib"
@@ -53,10 +56,7 @@ def default_name(run: str) -> str:
 
 
 def write_report(run: str, path: Path, environ: Mapping[str, str]) -> Path:
-    """Write the report of a run to a file; returns its path.
-
-    Raises ConfigError without a run or matplotlib, or ResourceError if it cannot write.
-    """
+    """Write the report of a run to a file. Raises ConfigError or ResourceError."""
     if not path.parent.is_dir():  # checked before anything is drawn
         raise _unwritable(path, f"there is no folder {path.parent}")
     if path.is_dir():
@@ -113,10 +113,7 @@ _NOTHING_YET = (
 
 
 def trace(run: str | None, environ: Mapping[str, str], *, output: str | None) -> int:
-    """Write the trace of a run to a file, or to standard output for ``-``.
-
-    Raises TfclusterError.
-    """
+    """Write the trace to a file, or to standard output for ``-``."""
     paths = find(state_dir(environ), run)
     events = read_events(paths.events)
     view = read_run(paths, now_s=time.time())

@@ -11,12 +11,10 @@ CLUSTER = "cluster"
 
 
 def names() -> list[str]:
-    """The names of all schemas that can be printed."""
     return [CLUSTER, *documents.FORMATS]
 
 
 def schema(name: str) -> str:
-    """The text of a schema. Raises ConfigError if there is no schema of this name."""
     if name not in names():
         hint = f"there are {', '.join(names())}"
         raise ConfigError([Problem(name, "no such schema", hint)])

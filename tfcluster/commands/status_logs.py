@@ -22,12 +22,11 @@ from tfcluster.commands.record_query import (
     view_reader,
 )
 from tfcluster.console.display import is_debugging, is_terminal, style_of
-from tfcluster.console.line_folding import LineFolding, Shown
+from tfcluster.console.line_folding import Echo, LineFolding, Shown
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, settle
 from tfcluster.console.views.status import run_list, status_line
 from tfcluster.console.views.status import status as status_view
-from tfcluster.launcher.echo import Echo
 from tfcluster.record.load_run import gpus_of_tasks, read_summary
 from tfcluster.record.paths import RunPaths, runs, state_dir
 from tfcluster.record.run_status import RunView, iso_time
@@ -76,10 +75,7 @@ def logs(
     count: int,
     everything: bool,
 ) -> int:
-    """Print the last lines of tasks; with ``follow``, also new lines as they come.
-
-    Unless ``everything``, without the lines that ``launch`` leaves out.
-    """
+    """Print the tasks' last lines as ``launch`` shows them, or ``everything``."""
     run, tasks = split_words(words)
     paths, files = log_files(run, tasks, environ)
     everything = everything or is_debugging(environ)

@@ -18,7 +18,7 @@ from pathlib import Path
 from tfcluster import schedulers
 from tfcluster.base.errors import ContactLostError
 from tfcluster.base.states import RunState
-from tfcluster.launcher.cleanup import sweep_all
+from tfcluster.launcher.brief_contacts import sweep_all
 from tfcluster.plan.host_patterns import fold
 from tfcluster.plan.model import Host
 from tfcluster.record.continuation import latest
@@ -51,9 +51,8 @@ def stop(
     say: Say,
     patience_s: float | None = None,
 ) -> RunView:
-    """Stop a run and wait until it is over; returns its final state.
+    """Stop a run (``now``: kill it) and wait; returns its final state.
 
-    ``now`` kills all tasks at once, and after ``patience_s`` the launcher itself.
     Raises ContactLostError if the launcher cannot be reached or does not stop.
     """
     first = find(state_dir(environ), run)
@@ -128,7 +127,6 @@ def _read(paths: RunPaths) -> RunView:
 def _await(
     paths: RunPaths, reached: Callable[[RunView], bool], patience_s: float
 ) -> RunView:
-    """The state of the run once it is over, ``reached`` is true, or the time is up."""
     deadline = time.monotonic() + patience_s
     while True:
         view = _read(paths)
@@ -148,11 +146,7 @@ def _await_end(paths: RunPaths, patience_s: float) -> RunView:
 
 
 def _first(file: Path, stack: ExitStack) -> bool:
-    """Whether no other `stop` of this run is still waiting.
-
-    Locks an existing file, because the state folder may be full or read-only. The lock
-    ends with this process, so a killed `stop` does not block others.
-    """
+    """Whether no other live `stop` of this run is waiting, by a lock on a file."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -188,11 +182,7 @@ def _handle(launcher: LauncherView) -> Iterator[int | None]:
 
 
 def _kill(launcher: LauncherView) -> None:
-    """SIGKILL the launcher and its local agents, which are children of its children.
-
-    The guard of such an agent then kills everything that the agent started. Agents on
-    other hosts end everything when their channel ends.
-    """
+    """SIGKILL the launcher and its local agents, whose guards then clean up."""
     import psutil  # imported here: few runs need it
 
     with _handle(launcher) as handle:

@@ -37,7 +37,6 @@ def tensorboard(
     logdir: str | None,
     port: int | None,
 ) -> int:
-    """Print the log folder and become TensorBoard. Raises TfclusterError."""
     paths = find(state_dir(environ), run)
     description = launched(paths)
     folder = Path(logdir).absolute() if logdir else None
@@ -100,7 +99,6 @@ def _written_by(view: RunView, workdir: Path) -> Iterator[Path]:
 
 
 def _tensorboard(python: Interpreter, environ: Mapping[str, str]) -> list[str] | None:
-    """The argv that starts TensorBoard; None if it is not installed."""
     with contextlib.suppress(OSError):
         done = subprocess.run(
             [*python, "-c", _HAS],

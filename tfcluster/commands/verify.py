@@ -18,7 +18,6 @@ from tfcluster.console.text import plural
 from tfcluster.console.views.answers import verdict_lines
 from tfcluster.launcher.launch import check
 from tfcluster.plan.model import Description, Strategy
-from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Comparison, Difference, compare, noise_of
 from tfcluster.verify.noise import (
     Noise,
@@ -35,13 +34,17 @@ from tfcluster.verify.scratch import (
     remove_abandoned,
     require_small,
 )
-from tfcluster.verify.verdict import TrialFailure, Verdict, as_json
+from tfcluster.verify.verdict import (
+    Verdict,
+    as_json,
+    causes,
+    of_method,
+    own_difference,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """The options of ``verify``."""
-
     count: int | None = None
     ps: int = 0
     steps: int = 20
@@ -58,10 +61,7 @@ class VerifyOptions:
 def verify(
     words: Sequence[str], options: VerifyOptions, environ: Mapping[str, str]
 ) -> int:
-    """Compare and print the answer; 0 if the results are equal, 1 if not.
-
-    Raises TfclusterError if a run cannot be started.
-    """
+    """Compare and print the answer; 0: equal, 1: not equal. Raises TfclusterError."""
     description = _described(words, options, environ)
     if not options.in_place:
         require_small(description.workdir)
@@ -135,7 +135,11 @@ def _judged(
     on_ranks = verify_trial.on_ranks(description)
     ranks = trials.run("ranks", on_ranks, f"on {plural(size, 'rank')}")
     if ranks.failure is not None:
-        return verdict(failed_on_ranks=_with_hint(ranks.failure, ranks, description))
+        failed = ranks.failure
+        if ranks.recorded.methods and "ps" not in description.tasks:
+            hint = "a graph of TensorFlow 1 trains with parameter servers: --ps 1"
+            failed = replace(failed, hint=hint)
+        return verdict(failed_on_ranks=failed)
     allowed = tolerance(options.tolerance, alone.recorded, ranks.recorded)
     comparison, first = trials.compared(alone, ranks, allowed.value, again)
     by_design = of_method(runtime, ranks.recorded, size)
@@ -181,10 +185,7 @@ class _Trials:
     def run(
         self, name: str, described: Description, what: str, *, other: bool = False
     ) -> Trial:
-        """Run ``described``; ``what`` describes it to the user.
-
-        ``other``: with another number of threads, and with other rounding errors.
-        """
+        """Run ``described``; ``other``: with other threads and rounding errors."""
         display = self._options.display
         say_progress(f"running the program {what}", display)
         place = self._scratch.folder / name
@@ -211,7 +212,6 @@ class _Trials:
         return trial
 
     def baseline(self) -> tuple[Trial, Description, str]:
-        """The trial alone, its description, and what it was if it was not alone."""
         description = self._description
         described = verify_trial.alone(description)
         alone = self.run("alone", described, "alone")
@@ -233,10 +233,7 @@ class _Trials:
     def compared(
         self, alone: Trial, other: Trial, tolerance: float, again: Trial | None = None
     ) -> tuple[Comparison, Difference | None]:
-        """The comparison of the steps, and the first difference in steps or outputs.
-
-        ``again`` shows the noise of one process.
-        """
+        """The comparison of steps, and the first difference in them or outputs."""
         if again is not None and again.failure is not None:
             again = None
         noise = Noise(tolerance)
@@ -260,15 +257,6 @@ class _Trials:
         )
 
 
-def _with_hint(
-    failed: TrialFailure, ranks: Trial, description: Description
-) -> TrialFailure:
-    if ranks.recorded.methods and "ps" not in description.tasks:
-        hint = "a graph of TensorFlow 1 trains with parameter servers: --ps 1"
-        return replace(failed, hint=hint)
-    return failed
-
-
 def _causes(
     first: Difference,
     other: Difference | None,
@@ -284,7 +272,6 @@ def _causes(
 
 
 def _printed(trial: Trial) -> list[str]:
-    """What the chief has printed."""
     try:
         return trial.log.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:

@@ -14,8 +14,8 @@ from tfcluster import config
 from tfcluster.base.states import RunState
 from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import RANKED_TYPES, RECORDING
-from tfcluster.commands import configuration
-from tfcluster.commands.configuration import load_file
+from tfcluster.commands import launch
+from tfcluster.commands.launch import load_file
 from tfcluster.commands.stop import stop
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import check
@@ -38,8 +38,6 @@ _LAUNCHER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What we know after a trial."""
-
     recorded: Recorded
     view: RunView
     complete: bool
@@ -78,10 +76,7 @@ def described(
     overrides: Sequence[str],
     passed: Sequence[str],
 ) -> Description:
-    """What a file describes, or a command on ``count`` ranks; shows the warnings.
-
-    Raises ConfigError.
-    """
+    """What a file describes, or a command on ``count`` ranks. Raises ConfigError."""
     if Path(words[0]).suffix in (".yaml", ".yml"):
         changes = {"tasks.worker": count, "tasks.ps": ps or None}
         set_here = [f"{key}={n}" for key, n in changes.items() if n is not None]
@@ -92,7 +87,7 @@ def described(
             passed=passed,
             arguments=words[1:],
         )
-    return configuration.described(
+    return launch.described(
         config.from_command(
             words,
             count=2 if count is None else count,
@@ -124,7 +119,6 @@ def on_one_rank(description: Description) -> Description:
 
 
 def on_ranks(description: Description) -> Description:
-    """The ranks of the description and their servers, all on this machine."""
     tasks = {
         kind: replace(group, min=None)
         for kind, group in description.tasks.items()
@@ -133,12 +127,7 @@ def on_ranks(description: Description) -> Description:
     return _here(description, tasks=tasks, strategy=description.runtime.strategy)
 
 
-def chief_of(description: Description) -> TaskId:
-    return TaskId(_trained(description)[0], 0)
-
-
 def size_of(description: Description) -> int:
-    """The number of ranks."""
     groups = description.tasks
     return sum(groups[kind].count for kind in RANKED_TYPES if kind in groups)
 
@@ -177,12 +166,10 @@ def run_trial(
     orphaned: Callable[[], None],
     moved: bool = False,
 ) -> Trial:
-    """Run ``description`` in ``workdir`` until it ends, or has made ``steps`` steps.
+    """Run ``description`` in ``workdir`` until it ends or has made ``steps`` steps.
 
-    ``scratch`` is an empty folder for the record. With ``moved``, gradients are moved
-    by about their rounding errors. If this process dies, the run is
-    stopped, and then its launcher calls ``orphaned``. Raises TfclusterError if the run
-    cannot be started.
+    ``scratch`` is an empty folder. ``moved``: gradients are moved by about their
+    rounding errors. If this process dies, the run stops and calls ``orphaned``.
     """
     recording = scratch / "recording"
     recording.mkdir()
@@ -204,12 +191,11 @@ def run_trial(
         complete=not stopped,
         folder=workdir,
         copied_to="" if workdir == description.workdir else str(workdir),
-        log=paths.log(chief_of(description)),
+        log=paths.log(TaskId(_trained(description)[0], 0)),
     )
 
 
 def _await_launcher(paths: RunPaths) -> None:
-    """Wait until the launcher writes no more files, so that they can be removed."""
     lock = try_lock(paths.lock, patience_s=_LAUNCHER_S)
     if lock is not None:
         lock.release()

@@ -34,12 +34,13 @@ from tfcluster.config.sections import (
     starter,
 )
 from tfcluster.config.shape import Mistakes, read
-from tfcluster.config.text import MAX_PATH, printable
 from tfcluster.config.tree import (
+    MAX_PATH,
     Map,
     Mark,
     Scalar,
     find,
+    printable,
     put,
     shown,
     text,
@@ -61,8 +62,6 @@ _REMOVED = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checked Description, with warnings for the user."""
-
     description: Description
     warnings: tuple[Problem, ...] = ()
 

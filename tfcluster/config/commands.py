@@ -40,20 +40,15 @@ def split_command(text: str) -> list[str]:
     try:
         words = shlex.split(joined)
     except ValueError as error:
-        offset = _open_quote(joined)
+        blank = _blanked(_QUOTED, joined)
+        places = [at for at in (blank.find("'"), blank.find('"')) if at >= 0]
+        offset = min(places, default=len(joined) - 1)
         message = "a quote is not closed" if "quot" in str(error) else str(error)
         raise CommandError(message, None, offset) from error
     if not words or not words[0]:
         raise CommandError("the command is empty", None, 0)
     _refuse_shell(joined)
     return words
-
-
-def _open_quote(text: str) -> int:
-    """The index of the quote that is not closed."""
-    blank = _blanked(_QUOTED, text)
-    places = [at for at in (blank.find("'"), blank.find('"')) if at >= 0]
-    return min(places, default=len(text) - 1)
 
 
 def _blanked(pattern: re.Pattern[str], text: str) -> str:

@@ -27,17 +27,14 @@ from tfcluster.config.hosts import listed_hosts
 from tfcluster.config.models import ClusterSection, SecretSource, TaskSection
 from tfcluster.config.requirements import Bundle, RequirementsError, bundle
 from tfcluster.config.rules import groups, strategy
-from tfcluster.config.text import FillError, fill
+from tfcluster.config.tree import FillError, Scalar, fill, find, origins
 from tfcluster.config.tree import Path as Keys
-from tfcluster.config.tree import Scalar, find, origins
 from tfcluster.plan import model
 from tfcluster.plan.model import pattern_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The context in which a configuration is read."""
-
     environ: Mapping[str, str]
     folder: Path
     """An absolute path, to which relative paths are relative."""
@@ -130,7 +127,6 @@ class Describer:
         return None if filled is None else (*filled, *self._setting.arguments)
 
     def _on_end(self) -> tuple[str, ...]:
-        """The argv; a program with a slash is relative to the file's folder."""
         words = self._words(("on_end",), self._cluster.on_end) or ()
         if not words or "/" not in words[0]:
             return words
@@ -175,11 +171,7 @@ class Describer:
     def _python(
         self, keys: Keys, python: model.Interpreter | None
     ) -> model.Interpreter | None:
-        """The interpreter: a path, a name, or a command whose last word is either.
-
-        A bare name is looked up on the hosts. In a command, paths stay as they are:
-        the last one may be a path in a container.
-        """
+        """A name (looked up on hosts), a path, or a command, whose paths stay."""
         if python is None:
             return None
         if len(python) > 1:
@@ -339,7 +331,6 @@ class Describer:
         )
 
     def _sections(self) -> dict[str, dict[str, Any]]:
-        """The settings in each scheduler's section that the configuration has."""
         written = filter(self._findings.is_written, type(self._cluster).keys)
         added = [name for name in written if name not in ClusterSection.keys]
         return {name: dict(vars(getattr(self._cluster, name))) for name in added}

@@ -1,8 +1,7 @@
 """Turns mistakes into messages for the author of the file.
 
 It works on the sort of mistake, its path and the node there: the node's raw text shows
-where YAML read something that the author did not mean. Knows the shape of cluster.yaml
-only through the models.
+where YAML read something that the author did not mean.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from tfcluster import schedulers
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import ClusterSection, SecretSource
 from tfcluster.config.shape import Key, Misfit, Nested, Section
-from tfcluster.config.text import cut, printable
-from tfcluster.config.tree import Lookup, Path, Scalar, find, shown
+from tfcluster.config.tree import Lookup, Path, Scalar, cut, find, printable, shown
 from tfcluster.config.yaml11_scalars import EMPTY, Misread
 from tfcluster.schedulers.base import Scheduler
 
@@ -114,7 +112,8 @@ def _unknown_key(
 ) -> _Words:
     key, name = str(path[-1]), _dotted(path[:-1])
     message = f"unknown key {cut(key)!r}"
-    scheduler = _scheduler_of(name, cluster)
+    added = name in cluster.keys and name not in ClusterSection.keys
+    scheduler = schedulers.find(name) if added else None
     if synonym := _synonym(key, name, section, scheduler):
         return message, synonym
     if owner := _owner_of(key, section, cluster):
@@ -142,16 +141,9 @@ def _synonym(
     return f"did you mean {ours!r}?" if ours else examples.get(word)
 
 
-def _scheduler_of(section: str, cluster: type[ClusterSection]) -> Scheduler | None:
-    """The scheduler to which a section belongs; None for other sections."""
-    added = section in cluster.keys and section not in ClusterSection.keys
-    return schedulers.find(section) if added else None
-
-
 def _owner_of(
     key: str, section: type[Section], cluster: type[ClusterSection]
 ) -> str | None:
-    """The section to which a key that is unknown here belongs; None: no section."""
     owners = ["at the top level"] if key in cluster.keys else []
     for name, owner in cluster.keys.items():
         other = _section_of(owner)
@@ -161,14 +153,12 @@ def _owner_of(
 
 
 def _section_of(key: Key) -> type[Section] | None:
-    """The section that a key always has, whether it is in the file or not."""
     kind = key.kind
     always = key.required or key.default is not None
     return kind.section if always and isinstance(kind, Nested) else None
 
 
 def suggestion(word: str, words: Iterable[str]) -> str:
-    """A hint for an unknown word."""
     words = list(words)
     near = difflib.get_close_matches(word[:64], words, n=1)
     return f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(words)}"

@@ -102,8 +102,6 @@ def _matching(
     before: Callable[[object], object] = lambda value: value,
     schema: Mapping[str, Any] | None = None,
 ) -> Plain:
-    """Text that fully matches a pattern, once ``before`` was applied."""
-
     def check(value: object) -> str:
         text = _text(before(value))
         if not re.fullmatch(pattern, text):

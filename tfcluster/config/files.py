@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfcluster.config.diagnostics import Report
-from tfcluster.config.text import MAX_PATH, printable
-from tfcluster.config.tree import Mark
+from tfcluster.config.tree import MAX_PATH, Mark, printable
 
 MAX_BYTES = 1 << 20
 
@@ -27,7 +26,6 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_file(path: str, report: Report) -> str:
-    """The text of the file. Raises ConfigError if it is unusable."""
     mark = Mark(report.source)
 
     def opener(name: str, flags: int) -> int:
@@ -83,10 +81,7 @@ class PathError(ValueError):
 
 
 def absolute(text: str, folder: Path, environ: Mapping[str, str]) -> Path:
-    """``text`` relative to ``folder``, with a leading ``~/`` expanded.
-
-    Links are not resolved: the path may be on other hosts. Raises PathError.
-    """
+    """``text`` relative to ``folder`` or ``~/``, links unresolved. Raises PathError."""
     if text == "~" or text.startswith("~/"):
         home = environ.get("HOME")
         if not home:
@@ -125,8 +120,7 @@ def exists(path: Path) -> bool:
 
 
 def secret_problem(path: Path) -> tuple[str, str | None] | None:
-    """Why the file must not hold a secret (message, hint); None if it may, or is
-    missing."""
+    """Why the file must not hold a secret, and a hint; None: it may, or is missing."""
     status = _status(path)
     if status is None:
         return None

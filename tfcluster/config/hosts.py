@@ -19,10 +19,7 @@ MAX_HOSTS = 100_000
 
 
 def listed_hosts(items: Sequence[HostItem], findings: Findings) -> tuple[Host, ...]:
-    """The hosts in the order of the list; problems go to ``findings``.
-
-    Of hosts with the same name, each one's unique name contains its port.
-    """
+    """The hosts in the list's order, with unique names; problems go to ``findings``."""
     listed: list[tuple[Host, Mark]] = []
     for index, item in enumerate(items):
         listed.extend(_expanded(item, findings.item(("hosts",), index), findings))
@@ -78,7 +75,6 @@ def _hint(name: str) -> str | None:
 def _one_address(
     item: HostItem, names: Sequence[str], path: Path, findings: Findings
 ) -> bool:
-    """Whether the item's address is valid and the item is a single host."""
     where, address = (*path, "address"), item.address or ""
     if len(names) > 1:
         findings.error(where, f"one address for {len(names)} hosts")

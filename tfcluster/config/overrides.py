@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tfcluster.config.diagnostics import Report
-from tfcluster.config.text import printable
 from tfcluster.config.tree import (
     Keys,
     Map,
@@ -22,6 +21,7 @@ from tfcluster.config.tree import (
     Seq,
     at,
     mapping,
+    printable,
     put,
     text,
     without,
@@ -39,7 +39,6 @@ _SLOTS = re.compile(r"(.+?):([0-9]+)", re.DOTALL)
 
 
 def override(root: Map, settings: Sequence[str], report: Report) -> Map:
-    """``root`` with every ``KEY=VALUE`` applied in turn; null removes a key."""
     for setting in settings:
         key, equals, written = setting.partition("=")
         path = tuple(key.split("."))
@@ -171,7 +170,6 @@ class _Passing:
         self._report = report
 
     def read_lists(self) -> None:
-        """Replace each ``pass`` list, including those of task types."""
         for path in (("env",), *self._task_envs()):
             names = at(self.root, (*path, PASS))
             if isinstance(names, Seq):

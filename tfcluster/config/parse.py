@@ -36,11 +36,7 @@ _FORBIDDEN = re.compile("[\0\ud800-\udfff]")
 
 
 def parse(content: str, source: Mark, report: Report) -> Node | None:
-    """The tree of a text; None if it is empty.
-
-    ``source`` is a file, or a flag, whose nodes have no separate lines.
-    Problems go to ``report``; raises ConfigError if the rest cannot be parsed.
-    """
+    """The tree of a file or flag, None if it is empty. May raise ConfigError."""
     located = bool(source.line)
     if unprintable := _UNPRINTABLE.search(content):
         before = content[: unprintable.start()]
@@ -58,8 +54,6 @@ def parse(content: str, source: Mark, report: Report) -> Node | None:
 
 
 class _Builder:
-    """Makes the tree from the parser's events."""
-
     def __init__(
         self, content: str, source: Mark, report: Report, *, located: bool
     ) -> None:
@@ -146,7 +140,6 @@ class _Builder:
         return node
 
     def _items(self) -> Iterator[Node]:
-        """The nodes up to the end of the collection."""
         for event in self._events:
             if isinstance(event, yaml.CollectionEndEvent):
                 return
@@ -198,8 +191,6 @@ class _Explained(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A mark with the text before and after it; line and column count from 1."""
-
     line: int
     column: int
     before: str
@@ -216,7 +207,6 @@ class _Place(NamedTuple):
 
 
 def _explained(error: yaml.YAMLError, content: str) -> _Explained:
-    """The place of the error, a message, and a hint."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return _Explained(1, 1, "not valid YAML")
     lines = _LINE_END.split(content)

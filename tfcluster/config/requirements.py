@@ -59,10 +59,7 @@ Exists = Callable[[Path], bool]
 
 
 def bundle(path: Path, workdir: Path, read: Read, exists: Exists) -> Bundle:
-    """Read ``path`` and what it includes.
-
-    ``read`` returns a file's text. Raises RequirementsError, and what ``read`` raises.
-    """
+    """Read ``path`` and what it includes by ``read``. Raises RequirementsError."""
     return _Bundler(workdir, read, exists).bundle(path)
 
 

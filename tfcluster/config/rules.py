@@ -37,7 +37,9 @@ def strategy(cluster: ClusterSection) -> Strategy:
 
 def check_rules(cluster: ClusterSection, findings: Findings) -> None:
     if findings.sound("tasks"):
-        _check_training(cluster, findings)
+        if not any(kind in groups(cluster) for kind in RANKED_TYPES):
+            message = "needs at least one worker or chief"
+            findings.error(("tasks",), message, "tasks: {worker: 2}")
         if findings.sound("command"):
             _check_commands(cluster, findings)
     _check_tasks(cluster, findings)
@@ -54,8 +56,11 @@ def check_rules(cluster: ClusterSection, findings: Findings) -> None:
         _check_requeue(cluster, findings)
     if findings.sound("env", "secrets"):
         _check_secrets(cluster, findings)
-    if findings.sound("backend", "hosts"):
-        _check_hosts(cluster, findings)
+    sound = findings.sound("backend", "hosts") and not cluster.hosts
+    if sound and schedulers.get(cluster.backend).lists_hosts:
+        path = ("hosts",) if findings.is_written("hosts") else ("backend",)
+        message = f"backend {cluster.backend} needs 'hosts'"
+        findings.error(path, message, "hosts: [node1, node2]")
 
 
 def check_unused(cluster: ClusterSection, findings: Findings) -> None:
@@ -63,19 +68,6 @@ def check_unused(cluster: ClusterSection, findings: Findings) -> None:
     if cluster.hosts and not findings.is_written("backend"):
         message = "'hosts' is not used: without 'backend' all tasks run here"
         findings.warn(("hosts",), message, "backend: ssh; or backend: local")
-
-
-def _check_hosts(cluster: ClusterSection, findings: Findings) -> None:
-    if schedulers.get(cluster.backend).lists_hosts and not cluster.hosts:
-        path = ("hosts",) if findings.is_written("hosts") else ("backend",)
-        message = f"backend {cluster.backend} needs 'hosts'"
-        findings.error(path, message, "hosts: [node1, node2]")
-
-
-def _check_training(cluster: ClusterSection, findings: Findings) -> None:
-    if not any(kind in groups(cluster) for kind in RANKED_TYPES):
-        message = "needs at least one worker or chief"
-        findings.error(("tasks",), message, "tasks: {worker: 2}")
 
 
 def _check_tasks(cluster: ClusterSection, findings: Findings) -> None:
@@ -300,7 +292,6 @@ def check_sections(description: Description, findings: Findings) -> None:
 
 
 def _note(mistake: Mistake, findings: Findings) -> None:
-    """Note a mistake at one of its places; the message has the other one."""
     message = mistake.message
     if mistake.other is not None:
         message += f" ({findings.mark(_path(mistake.other, findings))})"

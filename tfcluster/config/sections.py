@@ -40,7 +40,6 @@ KINDS: dict[str, Kind] = {
 
 
 def relevant(names: Iterable[str]) -> tuple[Scheduler, ...]:
-    """The built-in schedulers, and those of ``names`` that a site has installed."""
     others = {*names} - {*schedulers.names()}
     return (*schedulers.built_in(), *mentioned(others))
 

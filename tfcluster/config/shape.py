@@ -167,8 +167,6 @@ class Widened:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a section."""
-
     kind: Kind
     about: str
     default: Any = None
@@ -192,10 +190,7 @@ def optional(kind: Kind, about: str) -> Any:
 
 
 def required(kind: Kind, about: str, default: Any = None) -> Any:
-    """A key that must be there; ``default`` replaces it if it is invalid or missing.
-
-    Without a default, the section is invalid, too.
-    """
+    """A key that must be there; without a ``default``, the section is invalid, too."""
     return Key(kind, about, default, required=True)
 
 
@@ -223,8 +218,6 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """The values of a section."""
-
     section: type[Section]
 
     def read(self, value: object, path: Path, mistakes: Mistakes) -> Any:
@@ -245,10 +238,7 @@ class Nested:
 def read(
     section: type[AnySection], value: object, path: Path, mistakes: Mistakes
 ) -> AnySection:
-    """The section that a mapping describes, or INVALID.
-
-    Invalid values are replaced by defaults.
-    """
+    """The section of a mapping, or INVALID; defaults replace invalid values."""
     if (short := section.shorthand) and not isinstance(value, dict):
         takes_list = isinstance(section.keys[short].kind, ListShape)
         if takes_list or not isinstance(value, list):
@@ -276,7 +266,6 @@ def read(
 
 
 def section_json(section: type[Section], shapes: Shapes) -> Json:
-    """The JSON Schema of a section; those below it go to ``shapes``."""
     needed = [name for name, key in section.keys.items() if key.required]
     return {
         "type": "object",

@@ -1,17 +1,90 @@
 """A configuration as a tree of nodes that know their place in the source.
 
-Nodes keep the raw text of scalars, so that messages can show what the user wrote. Knows
-neither YAML syntax nor the meaning of keys.
+Nodes keep the raw text of scalars, so that messages can show what the user wrote.
+Also cuts text for messages, and expands ``${VAR}`` and ``${VAR:-default}``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.config.text import cut, printable
 from tfcluster.config.yaml11_scalars import read
+
+MAX_PATH = 4096
+"""How much of a path a message shows: the maximum on Linux (PATH_MAX)."""
+
+
+def cut(text: str, limit: int = 60) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def printable(text: str, limit: int = 60) -> str:
+    """``text`` cut, with unprintable characters escaped."""
+    short = cut(text, limit)
+    return short if short.isprintable() else repr(short)[1:-1]
+
+
+_REFERENCE = re.compile(
+    r"\$(?:"
+    r"(?P<escape>\$)"
+    r"|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}"
+    r"|(?P<malformed>\{[^}]*\}?)"
+    r"|(?P<bare>[A-Za-z_][A-Za-z0-9_]*)"
+    r")"
+)
+
+
+class FillError(ValueError):
+    """A reference that cannot be expanded; ``reference`` is its text."""
+
+    def __init__(self, message: str, hint: str, reference: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.reference = reference
+
+
+def fill(text: str, environ: Mapping[str, str], *, keep_bare: bool = False) -> str:
+    """``text`` with its references expanded. Raises FillError.
+
+    As in a shell, the default of ``:-`` also replaces a variable that is set but empty.
+    ``keep_bare`` leaves ``$VAR`` alone, because the program may be a shell.
+    """
+    if "$" not in text:
+        return text
+
+    def filled(match: re.Match[str]) -> str:
+        if match["escape"]:
+            return "$"
+        if match["bare"] and keep_bare:
+            return match[0]
+        if not match["name"]:
+            raise _refusal(match)
+        value = environ.get(match["name"])
+        if match["default"] is not None:
+            return value or match["default"]
+        if value is None:
+            name = match["name"]
+            hint = f"use ${{{name}:-default}}, or $${{{name}}} for the text itself"
+            raise FillError(f"${name} is not set here", hint, match[0])
+        return value
+
+    return _REFERENCE.sub(filled, text)
+
+
+def _refusal(match: re.Match[str]) -> FillError:
+    shown = printable(match[0], 40)
+    if bare := match["bare"]:
+        message = f"{shown} is not expanded: only ${{{bare[:39]}}} is"
+        hint = f"write ${{{bare[:39]}}}, or ${shown} for the text itself"
+        return FillError(message, hint, match[0])
+    message = f"{shown} is not a supported reference"
+    hint = "use ${VAR} or ${VAR:-default}; write $$ for one $"
+    return FillError(message, hint, match[0])
+
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list indices from the top of the tree."""
@@ -19,8 +92,6 @@ Keys: TypeAlias = tuple[str, ...]
 
 
 class Mark(NamedTuple):
-    """A place in a file (line and column count from 1), or a whole source (line 0)."""
-
     source: str
     line: int = 0
     column: int = 0
@@ -71,18 +142,15 @@ Node: TypeAlias = Scalar | Seq | Map
 
 
 def text(raw: str, mark: Mark) -> Scalar:
-    """A scalar that is text, even if YAML would read it as another type."""
     return Scalar(raw, mark)
 
 
 def mapping(mark: Mark, nodes: Mapping[str, Node]) -> Map:
-    """A mapping whose keys have the same place as the mapping."""
     entries = {key: Entry(text(key, mark), node) for key, node in nodes.items()}
     return Map(entries, mark)
 
 
 def at(root: Map, path: Keys) -> Node | None:
-    """The node at ``path``; None if there is none."""
     place = find(root, path)
     return None if place.rest else place.node
 
@@ -102,7 +170,6 @@ def put(root: Map, path: Keys, node: Node) -> Map:
 
 
 def without(root: Map, path: Keys) -> Map:
-    """``root`` without the node at ``path``."""
     *above, key = path
     holder = at(root, tuple(above))
     if not isinstance(holder, Map) or key not in holder.entries:
@@ -113,11 +180,7 @@ def without(root: Map, path: Keys) -> Map:
 
 
 def value(node: Node, shared: dict[int, Any] | None = None) -> Any:
-    """The tree as Python objects: dicts, lists and scalars.
-
-    Nodes that occur in several places (YAML aliases) become one object: ``shared`` has
-    those of the nodes so far, by identity.
-    """
+    """The tree as Python objects; aliased nodes, in ``shared`` by id, become one."""
     if isinstance(node, Scalar):
         return node.value
     shared = {} if shared is None else shared
@@ -131,7 +194,6 @@ def value(node: Node, shared: dict[int, Any] | None = None) -> Any:
 
 
 def shown(node: Node) -> str:
-    """A node for a message: short, and on one line."""
     if isinstance(node, Map):
         return "a mapping"
     if isinstance(node, Seq):
@@ -153,7 +215,6 @@ class Lookup:
 
 
 def find(root: Node, path: Path) -> Lookup:
-    """The node at ``path``, or the deepest one on the way to it."""
     node, key, name = root, None, ""
     for depth, part in enumerate(path):
         if isinstance(node, Map) and isinstance(part, str) and part in node.entries:

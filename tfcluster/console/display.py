@@ -12,27 +12,16 @@ from tfcluster.base.vocabulary import TASK_TYPES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Display:
-    """What the user has chosen."""
-
     quiet: bool = False
     """Show only warnings, errors and the result: no task output, no progress."""
     everything: bool = False
     """Show lines that are usually left out, too."""
-    only: tuple[str, ...] = ()
-    """Tasks (``worker:0``) and types (``worker``) whose output is shown; (): all."""
     timestamps: bool = False
     """Begin each line of a task with the time at which it is displayed."""
     colours: bool | None = None
     """Whether to use colours; None: on a terminal, unless NO_COLOR is set."""
 
-    def shows(self, task: str) -> bool:
-        """Whether the output of this task is displayed."""
-        if self.quiet:
-            return False
-        return not self.only or task in self.only or task.split(":")[0] in self.only
-
     def stamp(self, now_s: float) -> str:
-        """The beginning of a line: ``14:02:31.250 ``, or nothing."""
         if not self.timestamps:
             return ""
         clock = time.strftime("%H:%M:%S", time.localtime(now_s))
@@ -60,15 +49,11 @@ class Style:
     """The columns of the longest task name."""
 
     def prefix(self, task: str, also: int = 0) -> str:
-        """The prefix of the lines of a task, and of ``also`` others.
-
-        ``worker:1 | ``, ``worker:0 +2 | ``.
-        """
+        """The prefix of lines: ``worker:1 | ``, with others ``worker:0 +2 | ``."""
         text = f"{task} +{also}" if also else task
         return self._paint(text.ljust(self.width), _colour(task)) + " | "
 
     def header(self, *names: str) -> list[str]:
-        """The header of a table."""
         return list(map(self.dim, names))
 
     def bold(self, text: str) -> str:
@@ -105,10 +90,6 @@ def style_of(
     tasks: Iterable[str] = (),
     colours: bool | None = None,
 ) -> Style:
-    """The style for a stream.
-
-    If ``colours`` is None, colours are used on a terminal unless NO_COLOR is set.
-    """
     if colours is None:
         colours = is_terminal(stream, environ) and not environ.get("NO_COLOR")
     return Style(colours=colours, width=max(map(len, tasks), default=0))
@@ -125,7 +106,6 @@ def is_terminal(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
 
 
 def _colour(task: str) -> int:
-    """The task's colour, which is the same in every run."""
     kind, _, index = task.partition(":")
     first = TASK_TYPES.index(kind) if kind in TASK_TYPES else 0
     number = int(index) if index.isdecimal() else 0

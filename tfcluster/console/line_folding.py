@@ -1,5 +1,6 @@
-"""Shows a line that several ranks print once, so that a run looks like one machine's.
+"""Which lines of the tasks' output the console shows. Log files have every line.
 
+A line that several ranks print is shown once, so that a run looks like one machine's.
 The first rank's lines are shown at once. A line of another rank is left out if the
 first rank has printed an equal one; otherwise it waits for a moment, since the first
 rank may be about to print it. Pure: the caller has the clock.
@@ -7,8 +8,9 @@ rank may be about to print it. Pure: the caller has the clock.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from tfcluster.base.light_dataclasses import dataclass
@@ -24,8 +26,6 @@ _WAITING = 1_000
 
 @dataclass(slots=True)
 class Shown:
-    """Lines to show now, from ``task`` and ``also`` other ranks."""
-
     task: str
     also: int
     lines: list[str]
@@ -103,8 +103,78 @@ def _place(rank: str) -> tuple[int, int]:
 
 
 def _joined(shown: Iterable[Shown]) -> list[Shown]:
-    """Join adjacent lines of the same ranks."""
     return [
         Shown(*ranks, [line for part in parts for line in part.lines])
         for ranks, parts in groupby(shown, key=lambda part: (part.task, part.also))
     ]
+
+
+# How log lines of TensorFlow's C++ code begin: I0000 00:00:1795394395.891576 ...
+_NATIVE = re.compile(
+    r"[IWEF]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWEF] "
+)
+_BEFORE_NATIVE = "WARNING: All log messages before absl::InitializeLog() is called"
+_GPU_SEARCH = re.compile(
+    r"failed call to cuInit|Could not find cuda drivers|"
+    r"Cannot dlopen some GPU libraries|Unable to register cu\w+ factory|"
+    r"computation placer already registered|Could not find TensorRT"
+)
+_OURS = re.compile(
+    r"(?:CollectiveError|CollectiveMismatchError|CollectiveTimeoutError|PeerLostError|"
+    r"NotDistributedError): "
+)
+# Lines that follow such a line: a traceback that is part of TensorFlow's message.
+_OF_DUMP = re.compile(
+    r"\s|$|The above exception was|During handling of|"
+    r"(?:[A-Za-z_]\w*\.)+\w*(?:Error|Exception)\b"
+)
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+HasGpus = Callable[[str], bool | None]
+"""Whether a task has GPUs; None: unknown."""
+
+
+class Echo:
+    """Filters the output of all tasks; takes each task's lines in order."""
+
+    def __init__(self, has_gpus: HasGpus, *, everything: bool = False) -> None:
+        self._has_gpus = has_gpus
+        self._everything = everything
+        self._dumping: set[str] = set()
+        self._held: dict[str, str] = {}
+        """By task: a "Traceback" line inside a dump. If the next line is not empty,
+        Python's own traceback begins there, which is shown."""
+
+    def chosen(self, task: str, lines: Sequence[str]) -> Sequence[str]:
+        if self._everything:
+            return lines
+        shown: list[str] = []
+        for line in lines:
+            held = self._held.pop(task, None)
+            if held is not None and line.strip():
+                # Empty lines separate the lines of a dump: this is its end.
+                self._dumping.discard(task)
+                shown.append(held)
+            if self._is_wanted(task, line):
+                shown.append(line)
+        return shown
+
+    def _is_wanted(self, task: str, line: str) -> bool:
+        if line.startswith(_BEFORE_NATIVE):
+            return False
+        if _NATIVE.match(line):
+            self._dumping.discard(task)
+            if _OURS.search(line):
+                # Python reports the same error later, with the program's line.
+                self._dumping.add(task)
+                return False
+            return not (_GPU_SEARCH.search(line) and self._has_gpus(task) is False)
+        if task in self._dumping:
+            if line.startswith(_TRACEBACK):
+                self._held[task] = line
+                return False
+            if _OF_DUMP.match(line):
+                return False
+            self._dumping.discard(task)
+        return True

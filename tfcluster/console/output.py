@@ -22,11 +22,7 @@ class OutputClosedError(Exception):
 
 
 def put(text: str) -> None:
-    """Write data and flush it.
-
-    Raises OutputClosedError if the reader is gone, and ResourceError if the text cannot
-    be written.
-    """
+    """Write data and flush it. Raises OutputClosedError or ResourceError."""
     if sys.stdout is None:
         raise ResourceError("cannot write the answer: standard output is closed")
     try:

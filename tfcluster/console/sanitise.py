@@ -27,10 +27,7 @@ _BLANK = "\b \t\n\v\f"
 
 
 def sanitise(text: str) -> str:
-    """Text of any number of lines, made safe for a terminal.
-
-    Tabs and line feeds stay; a carriage return ends a line.
-    """
+    """Text of any number of lines, made safe for a terminal."""
     if text.isprintable():
         return text
     if "\r" in text:

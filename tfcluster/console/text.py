@@ -11,7 +11,6 @@ from tfcluster.plan.host_patterns import fold
 
 
 def width(text: str) -> int:
-    """The number of terminal columns that the text takes, apart from colours."""
     text = without_colours(text)
     if text.isascii():
         return len(text)
@@ -50,7 +49,6 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A running clock: ``2:31``, ``1:02:31``."""
     whole = int(max(0.0, seconds))
     hours, minutes = whole // 3600, whole % 3600 // 60
     if hours:
@@ -59,19 +57,16 @@ def clock(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 line``, ``1,234 lines``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def times(count: int) -> str:
-    """``1st time``, ``22nd time``."""
     teen = count % 100 in (11, 12, 13)
     end = "th" if teen else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
     return f"{count}{end} time"
 
 
 def byte_size(count: int) -> str:
-    """``812 B``, ``21.4 MB``, ``1.1 GB``."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.5:
@@ -87,10 +82,7 @@ def table(
     right: Iterable[int] = (),
     indent: str = "",
 ) -> list[str]:
-    """The lines of a table; the columns in ``right`` are right-aligned.
-
-    Empty columns are left out. Cells may have colours.
-    """
+    """The lines of a table without empty columns; those in ``right`` align right."""
     body = [list(row) for row in rows]
     count = max(map(len, body), default=0)
     columns = [i for i in range(count) if any(len(r) > i and r[i] for r in body)]
@@ -109,7 +101,6 @@ def table(
 
 
 def is_rank(task: str) -> bool:
-    """Whether a task such as ``worker:0`` is a rank."""
     return task.partition(":")[0] in RANKED_TYPES
 
 

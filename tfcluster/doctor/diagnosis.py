@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tfcluster.base.versions import OLDEST, too_old, unknown
 from tfcluster.base.vocabulary import FORMAT_VERSION
 from tfcluster.doctor.probe_hosts import HostAnswers
-from tfcluster.launcher.clocks import CLOCK_S
+from tfcluster.launcher.host_facts import CLOCK_S
 
 if TYPE_CHECKING:
     from tfcluster.documents import checks as documents
@@ -27,8 +27,6 @@ HEADER = ("host", "address", "python", "tensorflow", "keras", "import", "GPUs", 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem of one host; with ``error``, a launch would fail because of it."""
-
     host: str
     text: str
     error: bool = True
@@ -146,7 +144,6 @@ def rows(reports: Mapping[str, HostAnswers]) -> list[tuple[str, ...]]:
 
 
 def fact_lines(report: HostAnswers) -> list[str]:
-    """All facts of a host, one per line, or on several lines if they have parts."""
     lines: list[str] = []
     for name, value in report.known_facts.items():
         if isinstance(value, Mapping):

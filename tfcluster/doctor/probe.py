@@ -59,7 +59,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def packages() -> dict[str, str | None]:
-    """Package -> installed version or None, without importing anything."""
     versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -120,7 +119,6 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def files(workdir: str | None, scripts: Sequence[str]) -> dict[str, bool]:
-    """Whether the working directory and the scripts in it exist."""
     if workdir is None:
         return {}
     folder = Path(workdir)
@@ -129,6 +127,5 @@ def files(workdir: str | None, scripts: Sequence[str]) -> dict[str, bool]:
 
 
 def disks(workdir: str | None) -> dict[str, int]:
-    """Free bytes in the places that a run writes to."""
     places = (workdir or ".", str(Path.home()), "/tmp", "/dev/shm")
     return {p: shutil.disk_usage(p).free for p in places if Path(p).is_dir()}

@@ -14,8 +14,7 @@ from tfcluster.base.light_dataclasses import replace
 from tfcluster.doctor.probe import MARK
 from tfcluster.launcher.agent_connection import Closed, Received, Unopened
 from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
-from tfcluster.launcher.clocks import certain_lead
-from tfcluster.launcher.host_facts import choose_address, resolve
+from tfcluster.launcher.host_facts import certain_lead, choose_address, resolve
 from tfcluster.plan.model import Host, Interpreter
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.wire import loads
@@ -33,8 +32,6 @@ _TASK = "doctor"
 
 @dataclass(frozen=True, slots=True)
 class ProbedRequirements:
-    """What a launch needs on the hosts."""
-
     python: Interpreter
     workdir: str | None
     """The working directory; None: it will be copied to the hosts."""
@@ -58,8 +55,6 @@ class ProbedRequirements:
 
 @dataclass(slots=True)
 class HostAnswers:
-    """What is known about one host."""
-
     host: Host
     error: str | None = None
     """Why there are no facts about it."""
@@ -81,7 +76,6 @@ class HostAnswers:
 def examine(
     hosts: Sequence[Host], starter: Starter, requirements: ProbedRequirements
 ) -> dict[str, HostAnswers]:
-    """Examine all hosts; returns host name -> report, in the order of ``hosts``."""
     return _Examination(hosts, starter, requirements).run()
 
 
@@ -141,7 +135,6 @@ class _Examination:
         return [report for report in self._reports.values() if report.error is None]
 
     def _until(self, done: Any, patience_s: float, complaint: str) -> None:
-        """Handle the queue until every host is done or has an error."""
         self._deadline = time.monotonic() + patience_s
         while missing := [r for r in self._well() if not done(r)]:
             item = self._contacts.next(self._deadline - time.monotonic())

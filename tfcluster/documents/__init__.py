@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfcluster.documents import checks, plan, run
+from tfcluster.documents import checks, run
 from tfcluster.documents.json_schema import schema_of
 
 FORMATS: Mapping[str, type] = {
@@ -17,7 +17,7 @@ FORMATS: Mapping[str, type] = {
     "fetch": run.FetchReport,
     "list": run.RunList,
     "outcome": run.EndedStatus,
-    "plan": plan.PlanDocument,
+    "plan": checks.PlanDocument,
     "stacks": run.StackReport,
     "status": run.Status,
     "status-all": run.StatusOfAll,

@@ -1,12 +1,10 @@
-"""The connection to one agent: sends requests in order, posts received messages.
-
-Knows the outer form of the channel (noise, hello, frames), not what messages mean.
-"""
+"""The connection to one agent: sends requests in order, posts received messages."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +13,6 @@ from queue import Empty, SimpleQueue
 from tfcluster import __version__
 from tfcluster.base.errors import TfclusterError
 from tfcluster.base.light_dataclasses import dataclass, field
-from tfcluster.launcher.channel_reader import ChannelReader, Watch
 from tfcluster.launcher.host_facts import resolved_address
 from tfcluster.plan.model import Host
 from tfcluster.protocol import messages
@@ -25,6 +22,65 @@ from tfcluster.protocol.requests import Open, Request
 from tfcluster.protocol.wire import PROTOCOL, LineBuffer, WireError, parse
 from tfcluster.schedulers.starting import AgentChannel, Starter, StartsTogether
 
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A descriptor to read from, and what to do; ``name`` is the name of a thread."""
+
+    name: str
+    descriptor: int
+    ready: Callable[[], bool]
+    """Reads what is there, in the reading thread; returns False at the end."""
+    end: Callable[[], None]
+    """Called after the end, in a thread of its own; may close the descriptor."""
+
+
+class ChannelReader:
+    """Safe to call from all threads. Its thread ends when nothing is watched."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._new: list[Watch] = []
+        self._wake: int | None = None
+        """Wakes the thread; None while there is none."""
+
+    def watch(self, watch: Watch) -> None:
+        with self._lock:
+            self._new.append(watch)
+            if self._wake is not None:
+                with contextlib.suppress(BlockingIOError):  # it is awake already
+                    os.write(self._wake, b"w")
+                return
+            woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        act, args = self._read, (woken,)
+        threading.Thread(target=act, args=args, name="channels", daemon=True).start()
+
+    def _read(self, woken: int) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(woken, selectors.EVENT_READ)
+            while self._watches_any(selector):
+                for key, _ in selector.select():
+                    if key.data is None:
+                        os.read(woken, 1 << 12)
+                    elif not key.data.ready():
+                        # Forget it first: afterwards its number may be reused.
+                        selector.unregister(key.fd)
+                        name, end = key.data.name, key.data.end
+                        threading.Thread(target=end, name=name, daemon=True).start()
+        os.close(woken)
+
+    def _watches_any(self, selector: selectors.BaseSelector) -> bool:
+        with self._lock:
+            for watch in self._new:
+                selector.register(watch.descriptor, selectors.EVENT_READ, watch)
+            self._new.clear()
+            if len(selector.get_map()) > 1 or self._wake is None:
+                return True
+            os.close(self._wake)
+            self._wake = None
+            return False
+
+
 MAX_NOISE_BYTES = 1 << 16
 HEARTBEAT_S = 5.0
 LEASE_S = 30.0
@@ -33,8 +89,6 @@ LEASE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message from the agent of ``host``."""
-
     host: str
     message: Message
     heard_s: float = field(default_factory=time.time)
@@ -51,8 +105,6 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The agent of ``host`` was started but has not sent anything yet."""
-
     host: str
     connection: AgentConnection
     resolved: tuple[str, ...] = ()
@@ -63,8 +115,6 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
-    """The agent of ``host`` could not be started."""
-
     host: str
     error: TfclusterError
     began_s: float
@@ -83,10 +133,7 @@ Post = Callable[[Received | Closed], None]
 
 
 class AgentConnection:
-    """One agent's channel, with a thread that writes to it.
-
-    ``post`` is called from the thread of ``reader``, and for the end from another one.
-    """
+    """One agent's channel, with a writing thread; other threads call ``post``."""
 
     def __init__(
         self,
@@ -127,7 +174,6 @@ class AgentConnection:
         self._outbox.put(None)
 
     def kill(self) -> None:
-        """End the connection now."""
         self._channel.kill()
         self.close()
 
@@ -146,7 +192,6 @@ class AgentConnection:
         self._channel.close()
 
     def _read(self) -> bool:
-        """Handle what has arrived; returns False at the end."""
         try:
             if data := self._channel.read():
                 self._heard_s = time.monotonic()
@@ -173,10 +218,7 @@ class AgentConnection:
 
 
 class Reception:
-    """Finds the messages of an agent in what arrives on its channel. Pure.
-
-    A login shell may write other text before the agent greets us with our nonce.
-    """
+    """Finds the messages of an agent in what arrives on its channel. Pure."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce
@@ -185,7 +227,6 @@ class Reception:
         self._greeted = False
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that ``data`` completes. Raises WireError."""
         for line in self._lines.feed(data):
             if self._greeted:
                 yield messages.decode(parse(line))
@@ -204,10 +245,7 @@ class Reception:
             raise WireError(f"no hello from the agent; it said: {lines[-1][:200]}")
 
     def _hello(self, line: bytes) -> Message | None:
-        """The hello with our nonce; None for any other line, which is noise.
-
-        Raises WireError if the agent has another version, and so other messages.
-        """
+        """The hello with our nonce, or None. Raises WireError: wrong version."""
         try:
             frame = parse(line)
         except WireError:
@@ -232,9 +270,8 @@ def open_agent(
 ) -> AgentConnection:
     """Start an agent and send it ``open``. Raises HostError or StartError.
 
-    The caller calls ``listen`` once it can handle messages.
-    ``witness`` is the path of a file of this run. The agent says whether it sees that
-    file, that is, whether the host shares our files.
+    The caller calls ``listen`` once it can handle messages. The agent says whether
+    it sees the file ``witness`` of this run, so whether the host shares our files.
     """
     nonce = os.urandom(16).hex()
     channel = starter.start_agent(host)
@@ -263,10 +300,7 @@ def open_all(
     open_one: Callable[[Host], AgentConnection],
     post: Callable[[Opened | Unopened], None],
 ) -> None:
-    """Start an agent on each host, in FAN_OUT threads; does not wait for them.
-
-    ``open_one`` calls ``open_agent``.
-    """
+    """Start agents by ``open_one``, FAN_OUT at a time; does not wait for them."""
     waiting: SimpleQueue[Host] = SimpleQueue()
     for host in hosts:
         waiting.put(host)

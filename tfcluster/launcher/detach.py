@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from tfcluster.base.errors import ExitCode, ResourceError, TfclusterError
+from tfcluster.base import errors
+from tfcluster.base.errors import (
+    ConfigError,
+    ExitCode,
+    Problem,
+    ResourceError,
+    TfclusterError,
+)
 from tfcluster.record.files import open_private
 from tfcluster.record.paths import RunPaths
-
-_PR_SET_PDEATHSIG = 1
 
 Launch: TypeAlias = Callable[[Callable[[RunPaths], None]], int]
 """Runs a launch to its end and returns the exit code. Calls its argument once there is
@@ -21,11 +28,10 @@ a run."""
 
 
 def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> str:
-    """Run ``launch`` in a child that outlives us; returns the run id once there is one.
+    """Run ``launch`` in a child that outlives us; returns the run's id.
 
-    With ``orphaned``, the child ends the run if we die, as if it got SIGTERM, and then
-    calls ``orphaned``. Raises the TfclusterError that prevented the run. Must be called
-    before any thread is started, because it forks.
+    With ``orphaned``, the child ends the run if we die, and calls it. Raises what
+    prevented the run. Must be called before any thread is started, because it forks.
     """
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -39,7 +45,7 @@ def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> s
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if orphaned is not None:
-            _end_with(parent)
+            end_with(parent)
         code = ExitCode(_launch(launch, writing))
     finally:
         try:
@@ -52,11 +58,7 @@ def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> s
 
 
 def leave_terminal(paths: RunPaths) -> None:
-    """Redirect this process's output to a file of the record; take its input away.
-
-    For a submitted run, the file has the messages of the launcher in the job: a
-    follower of the job writes none.
-    """
+    """Send our output to the record (in a job: nowhere), and take our input away."""
     if paths.job.exists():
         log = os.open(os.devnull, os.O_WRONLY)
     else:
@@ -68,13 +70,25 @@ def leave_terminal(paths: RunPaths) -> None:
     os.close(nothing)
 
 
-def _end_with(parent: int) -> None:
-    """Get SIGTERM when the parent dies, see prctl(2), or now if it is already dead."""
-    import ctypes  # imported here: few commands need it
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
+def end_with(parent: int) -> None:
+    """Get SIGTERM once the program is gone, by a pidfd that no child can keep open."""
+    try:
+        handle = os.pidfd_open(parent)
+    except ProcessLookupError:
         os.kill(os.getpid(), signal.SIGTERM)
+        return
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
+        sys.stderr.write("the program that launched this run has ended: stopping\n")
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if os.getppid() != parent:  # it was already gone, and its pid may be reused
+        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _launch(launch: Launch, writing: int) -> int:
@@ -85,7 +99,7 @@ def _launch(launch: Launch, writing: int) -> int:
     try:
         return launch(begun)
     except TfclusterError as error:
-        _report(writing, {"error": error.lines(), "code": int(error.exit_code)})
+        _report(writing, {"error": error_to_plain(error)})
         return int(error.exit_code)
 
 
@@ -101,19 +115,29 @@ def _result(data: bytes) -> str:
     message = json.loads(data) if data else {}
     if run := message.get("run"):
         return str(run)
-    raise _Relayed(
-        message.get("error") or ["error: the launcher exited before the run started"],
-        ExitCode(message.get("code", ExitCode.RESOURCES)),
-    )
+    if error := message.get("error"):
+        raise error_from_plain(error)
+    raise ResourceError("the launcher exited before the run started")
 
 
-class _Relayed(ResourceError):
-    """The child's error, with its text and exit code."""
+def error_to_plain(error: TfclusterError) -> dict[str, Any]:
+    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return {
+        "kind": next(kinds).__name__,
+        "message": error.message,
+        "hint": error.hint,
+        "code": int(error.exit_code),
+        "problems": error.problems if isinstance(error, ConfigError) else (),
+    }
 
-    def __init__(self, lines: list[str], code: ExitCode) -> None:
-        super().__init__("\n".join(lines))
-        self._lines = lines
-        self.exit_code = code
 
-    def lines(self) -> list[str]:
-        return self._lines
+def error_from_plain(plain: dict[str, Any]) -> TfclusterError:
+    """The original error: of the same class, with the same words and exit code."""
+    if plain["kind"] == ConfigError.__name__:
+        return ConfigError([Problem(*problem) for problem in plain["problems"]])
+    kind = getattr(errors, plain["kind"])
+    error: TfclusterError = kind(plain["message"], hint=plain["hint"])
+    error.exit_code = ExitCode(plain["code"])
+    if error.hint and hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(f"hint: {error.hint}")
+    return error

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 
 from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.base.light_dataclasses import as_dict
-from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.states import TaskState
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.agent_connection import (
     LEASE_S,
@@ -22,7 +22,7 @@ from tfcluster.launcher.agent_connection import (
     Opened,
     Unopened,
 )
-from tfcluster.launcher.clocks import Measured
+from tfcluster.launcher.host_facts import Measured
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Item, Job
 from tfcluster.launcher.live_run import LiveRun
@@ -33,8 +33,7 @@ from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.launcher.task_messages import TaskMessages
 from tfcluster.launcher.task_starts import TaskStarts
 from tfcluster.lifecycle import actions, begin, events, step
-from tfcluster.lifecycle.state import HostState, Phase, Plan
-from tfcluster.lifecycle.transitions import START
+from tfcluster.lifecycle.state import START, HostState, Phase, Plan
 from tfcluster.plan.host_patterns import fold
 from tfcluster.protocol import commands
 from tfcluster.protocol.frames import ProtocolError
@@ -59,8 +58,6 @@ _HOST_WORDS = {
 
 
 class Driver:
-    """Runs one job to its end."""
-
     def __init__(
         self,
         run: LiveRun,
@@ -128,7 +125,6 @@ class Driver:
         return self._finish
 
     def _run_once(self) -> None:
-        """Handle queued items, then everything that depends on the time."""
         self._wait()
         now = time.monotonic()
         # If the launcher itself was suspended, that time must not count as silence.
@@ -160,10 +156,7 @@ class Driver:
         cause = f"{type(error).__name__}: {error}"
         self._feed(events.LauncherFault(f"internal error in tfcluster: {cause}{kept}"))
 
-    # --- in -------------------------------------------------------------------------
-
     def _wait(self) -> None:
-        """Handle the queue's items; wait at most a tick for the first one."""
         now = time.monotonic()
         soonest = min(self._deadlines.values(), default=now + TICK_S)
         try:
@@ -220,7 +213,6 @@ class Driver:
             self._journal.event("clock", host=host, **as_dict(measured))
 
     def _making(self, host: str, text: str | None) -> None:
-        """Record that a host makes an environment, which may take longest of all."""
         if START in self._deadlines:
             later = time.monotonic() + self._job.description.start_timeout_s
             self._deadlines[START] = later
@@ -237,7 +229,6 @@ class Driver:
         self._perform(due)
 
     def _note_host(self, event: events.HostEvent) -> None:
-        """Record what has become of a host, for those who expect something of it."""
         host, cause = event.host, getattr(event, "cause", None)
         word = _HOST_WORDS[type(event)]
         self._journal.event("host", host=host, state=word, cause=cause)
@@ -255,7 +246,6 @@ class Driver:
             self._feed(events.Expired(name))
 
     def _running(self) -> dict[TaskId, str]:
-        """The running tasks and their hosts."""
         tasks = self._state.tasks
         return {
             task: host
@@ -280,7 +270,6 @@ class Driver:
     def _resize(
         self, number: str | None, request: commands.ResizeCommand
     ) -> list[events.Event]:
-        """Take a request to resize; returns the events for its new hosts."""
         state = self._state
         alive = [h for h, word in state.hosts.items() if word is HostState.READY]
         trains = state.phase is Phase.TRAINING and state.started and not state.success
@@ -299,8 +288,6 @@ class Driver:
         trains = state.phase is Phase.TRAINING and not state.pending
         for event in self._resizer.due(now, trains=trains):
             self._feed(event)
-
-    # --- out ------------------------------------------------------------------------
 
     def _perform(self, due: Iterable[actions.Action]) -> None:
         for action in due:
@@ -327,7 +314,11 @@ class Driver:
                 case actions.Say(text):
                     self._run.say(text)
                 case actions.SetRunState(state, reason):
-                    self._run_state(state, reason)
+                    # A final state is recorded only in the record's last event: until
+                    # then `stop` would have to sweep if this process died.
+                    if not state.final:
+                        journal = self._journal
+                        journal.event("state", state=str(state), reason=reason)
                 case actions.SetTaskState():
                     self._task_state(action)
                 case actions.Failure():
@@ -336,10 +327,7 @@ class Driver:
                     self._finish = action
 
     def _plan_again(self, left: Container[str]) -> None:
-        """Plan for the remaining hosts, whose addresses are already known.
-
-        A resize may add hosts, which have reported their addresses in the meantime.
-        """
+        """Plan for the remaining hosts; a resize may have added some, too."""
         after = self._resizer.job_on(left) if self._state.resizing else None
         try:
             if after is None:
@@ -361,12 +349,6 @@ class Driver:
             by_host.setdefault(self._plan.tasks[task], []).append(str(task))
         for host, names in by_host.items():
             self._hosts.send(host, StopRequest(tuple(names), grace_s, signal))
-
-    def _run_state(self, state: RunState, reason: str | None) -> None:
-        # A final state is recorded only in the record's last event: until then `stop`
-        # would have to sweep if this process died.
-        if not state.final:
-            self._journal.event("state", state=str(state), reason=reason)
 
     def _task_state(self, change: actions.SetTaskState) -> None:
         if change.state.final or change.state is TaskState.STOPPING:

@@ -1,15 +1,16 @@
-"""What agents have told about their hosts, and what follows from it for the tasks."""
+"""What agents have told about their hosts and clocks, and what follows from it."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.base.light_dataclasses import dataclass, replace
 from tfcluster.base.peer_filter import compact
 from tfcluster.plan.compose import TaskSpec
+from tfcluster.plan.host_patterns import fold
 from tfcluster.plan.model import Host
 from tfcluster.protocol.messages import Hello
 from tfcluster.protocol.wire import INTRA_OP_THREADS
@@ -23,7 +24,6 @@ class _Facts:
     """What the host's name or configured address resolves to here."""
 
     def address(self, *, alone: bool) -> str:
-        """The address for all hosts; "" if there is none."""
         return choose_address(
             self.host,
             way_in=self.hello.way_in,
@@ -63,10 +63,7 @@ class HostFacts:
         return [(name, facts) for name, facts in self._facts.items() if facts]
 
     def located(self, hosts: Iterable[Host], *, alone: bool) -> dict[str, Host]:
-        """The hosts, by name, with what their agents have said about them.
-
-        Their addresses are those at which other hosts reach them, unless ``alone``.
-        """
+        """The hosts by name, with what agents said, and addresses for the others."""
         machines = self._machines()
         located = {host.name: host for host in hosts}
         for name, facts in self._items():
@@ -90,7 +87,6 @@ class HostFacts:
         return compact(addresses)
 
     def _machines(self) -> dict[str, str]:
-        """Host names that share a machine -> the first name of that machine."""
         names: dict[tuple[str, ...], list[str]] = {}
         for name, facts in self._items():
             if machine := _machine_of(facts.hello):
@@ -98,12 +94,10 @@ class HostFacts:
         return {name: same[0] for same in names.values() if same[1:] for name in same}
 
     def shares_files(self, host: str) -> bool:
-        """Whether logs that are written on a host are visible here."""
         facts = self._facts.get(host)
         return facts is None or facts.hello.shared is not False
 
     def package(self, host: str) -> str:
-        """The folder on a host that holds this package."""
         facts = self._facts.get(host)
         return PACKAGE_ROOT if facts is None else facts.hello.package
 
@@ -169,8 +163,7 @@ def _is_reachable(text: str) -> bool:
 
 
 def resolved_address(host: Host) -> tuple[str, ...]:
-    """What the host's name or configured address resolves to; () if it is an IP
-    address."""
+    """What the host's name or configured address resolves to; () for an IP address."""
     if host.address is None:
         return resolve(host.name)
     try:
@@ -181,7 +174,6 @@ def resolved_address(host: Host) -> tuple[str, ...]:
 
 
 def resolve(name: str) -> tuple[str, ...]:
-    """The addresses that a name resolves to here; () if it does not resolve."""
     try:
         entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -192,9 +184,8 @@ def resolve(name: str) -> tuple[str, ...]:
 def threads_env(specs: Iterable[TaskSpec]) -> dict[str, str | None]:
     """The number of threads in which each rank computes an operation.
 
-    All ranks have the same number, because the bits of a product depend on it, and all
-    ranks must have the same bits. Empty if each rank has a host to itself, or if the
-    cores of a host are unknown.
+    It is the same for all ranks, because the bits of a product depend on it. Empty if
+    each rank has a host to itself, or the cores of a host are unknown.
     """
     shares = [
         (spec.place.host.cpus or 0) / spec.place.local_size
@@ -205,3 +196,49 @@ def threads_env(specs: Iterable[TaskSpec]) -> dict[str, str | None]:
     if alone or not shares or not all(shares):
         return {}
     return {INTRA_OP_THREADS: str(max(1, int(min(shares))))}
+
+
+CLOCK_S = 1.0
+"""A clock that is off by more than this is worth a warning."""
+
+
+_LEAST_S = 0.001
+"""A smaller change is not worth recording: events would move by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """At ``monotonic_s`` on a host, Unix time was ``offset_s`` ahead, in seconds."""
+
+    monotonic_s: float
+    offset_s: float
+    uncertainty_s: float
+
+    @classmethod
+    def of(cls, monotonic_s: float, asked_s: float, heard_s: float) -> Measured:
+        """The measurement from an answer: read in the middle, as NTP assumes."""
+        half_s = max(0.0, heard_s - asked_s) / 2
+        return cls(monotonic_s, asked_s + half_s - monotonic_s, half_s)
+
+    def says_more_than(self, last: Measured | None) -> bool:
+        """Whether it is much more certain than ``last``, or clocks have drifted."""
+        if last is None or self.uncertainty_s < last.uncertainty_s / 2:
+            return True
+        moved_s = abs(self.offset_s - last.offset_s)
+        return moved_s > max(self.uncertainty_s + last.uncertainty_s, _LEAST_S)
+
+
+def certain_lead(there_s: float, asked_s: float, heard_s: float) -> float:
+    """How far ahead a clock is for certain, in seconds (negative: behind)."""
+    return there_s - min(max(there_s, asked_s), heard_s)
+
+
+def clock_warnings(leads_s: Mapping[str, float]) -> list[str]:
+    by_error: dict[int, list[str]] = {}
+    for host, lead_s in leads_s.items():
+        if abs(lead_s) > CLOCK_S:
+            by_error.setdefault(round(lead_s), []).append(host)
+    return [
+        f"warning: clock of {fold(hosts)}: {error:+d} s from this machine's"
+        for error, hosts in by_error.items()
+    ]

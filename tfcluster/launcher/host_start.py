@@ -38,9 +38,6 @@ class StartStage(Enum):
     IMPORT = "import TensorFlow"
 
 
-# --- states -------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What the tasks of a host need before they can start."""
@@ -61,15 +58,11 @@ class Connecting:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The agent was started, but has not said anything yet."""
-
     needs: Needs
 
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The agent prepares the host."""
-
     needs: Needs
     stage: StartStage = StartStage.AGENT
     ports: tuple[int, ...] | None = None
@@ -81,8 +74,6 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class ReadyHost:
-    """Tasks can run there."""
-
     ports: tuple[int, ...]
     warm: frozenset[str] = frozenset()
     wanted: int = 0
@@ -103,8 +94,6 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The agent has ended, or contact with it has."""
-
     ports: tuple[int, ...] = ()
     """The ports of its tasks, whose addresses other tasks may still have."""
 
@@ -126,9 +115,6 @@ State = (
 )
 
 
-# --- events -------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Connected:
     """The agent was started."""
@@ -136,8 +122,6 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class NotConnected:
-    """The agent could not be started."""
-
     cause: str
     exit_code: ExitCode = ExitCode.START
 
@@ -159,8 +143,6 @@ class PortsHeld:
 
 @dataclass(frozen=True, slots=True)
 class ImportsBegun:
-    """The answer to ``Begin(IMPORT)``: these warm interpreters import now."""
-
     keys: frozenset[str]
 
 
@@ -174,10 +156,7 @@ class Unable:
 
 @dataclass(frozen=True, slots=True)
 class NotImported:
-    """There is no such warm interpreter (any more).
-
-    Its tasks can start without it, unless this says that the host is ``unable``.
-    """
+    """There is no such warm interpreter (any more); ``unable``: the host fails."""
 
     key: str
     unable: Unable | None = None
@@ -185,15 +164,11 @@ class NotImported:
 
 @dataclass(frozen=True, slots=True)
 class PortsWanted:
-    """The tasks of the planned job need this number of ports."""
-
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndWanted:
-    """The host is no longer needed; its tasks get ``grace_s``."""
-
     grace_s: float
 
 
@@ -220,9 +195,6 @@ Event = (
     | Closed
     | GivenUp
 )
-
-
-# --- actions ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +229,6 @@ Action = Begin | HoldPorts | EndAgent | Disconnect | HostEvent
 Result = tuple[State, list[Action]]
 
 
-# --- questions ----------------------------------------------------------------------
-
-
 def is_gone(state: State) -> bool:
     """Whether we have no contact with the host, and expect none."""
     return isinstance(state, Gone | Unreached)
@@ -283,19 +252,11 @@ def ports_of(state: State) -> tuple[int, ...]:
 
 
 def warm_of(state: State) -> frozenset[str]:
-    """The keys of the host's warm interpreters."""
     return state.warm if isinstance(state, Preparing | ReadyHost) else frozenset()
 
 
-# --- steps --------------------------------------------------------------------------
-
-
 def step(host: str, state: State, event: Event) -> Result:
-    """The state after ``event``, and the actions to perform, in order.
-
-    An event that has no meaning in the state changes nothing: it may have been on its
-    way when the state changed.
-    """
+    """The state after ``event``, if it means anything in this state, and actions."""
     match state:
         case Connecting():
             return _while_connecting(host, state, event)
@@ -400,7 +361,6 @@ def _set_up(state: Preparing) -> Result:
 
 
 def _advance(host: str, state: Preparing) -> Result:
-    """The host is ready if it has its ports and nothing imports any more."""
     if state.ports is None or state.importing is None or state.importing:
         return state, []
     ready = ReadyHost(state.ports, state.warm, wanted=len(state.ports))

@@ -18,16 +18,15 @@ from tfcluster.launcher.agent_connection import (
     HEARTBEAT_S,
     LEASE_S,
     AgentConnection,
+    ChannelReader,
     Closed,
     Opened,
     Unopened,
     open_agent,
     open_all,
 )
-from tfcluster.launcher.channel_reader import ChannelReader
-from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
-from tfcluster.launcher.clocks import certain_lead
-from tfcluster.launcher.host_facts import HostFacts
+from tfcluster.launcher.brief_contacts import SILENT_SWEEP_S, SWEEP_S, Cleanup
+from tfcluster.launcher.host_facts import HostFacts, certain_lead
 from tfcluster.launcher.host_liveness import HostLiveness
 from tfcluster.launcher.host_start import StartStage
 from tfcluster.launcher.job import Item, Job
@@ -50,8 +49,6 @@ from tfcluster.schedulers.starting import Starter
 
 @dataclass(slots=True)
 class _Contact:
-    """A host, how far it is, and our connection to its agent."""
-
     host: Host
     state: host_start.State
     connection: AgentConnection | None = None
@@ -92,8 +89,6 @@ class Hosts:
     def _job(self) -> Job:
         return self._run.job
 
-    # --- starts ---------------------------------------------------------------------
-
     def open(self) -> None:
         """Start every agent, FAN_OUT at a time; posts Opened or Unopened for each."""
         self._open([contact.host for contact in self._contacts.values()])
@@ -113,11 +108,7 @@ class Hosts:
         )
 
     def prepare_for(self, job: Job) -> list[str]:
-        """Prepare for a job on more hosts or with other tasks, which begins later.
-
-        Starts agents on the job's new hosts, and returns these hosts: they are prepared
-        while the tasks of the current job run. Other hosts hold more ports if needed.
-        """
+        """Prepare for a later job, whose new hosts are started and returned."""
         self._run.current.planned = job
         new = []
         for host in job.used_hosts():
@@ -179,19 +170,14 @@ class Hosts:
         return _Contact(host, host_start.Connecting(needs))
 
     def _job_of(self, host: Host) -> Job:
-        """The job for whose tasks the host is prepared."""
         return self._run.current.planned if host.name in self._added else self._job
 
-    # --- out ------------------------------------------------------------------------
-
     def send(self, host: str, request: requests.Request) -> None:
-        """Queue a request for a host; does nothing if we have no contact with it."""
         connection = self._contacts[host].connection
         if connection is not None:
             connection.send(request)
 
     def ping(self) -> None:
-        """Send all hosts a heartbeat if one is due."""
         now_s = time.monotonic()
         if now_s - self._pinged_s < HEARTBEAT_S:
             return
@@ -219,10 +205,7 @@ class Hosts:
             self._step(self._contacts[name], host_start.GivenUp())
 
     def finish(self) -> list[str]:
-        """Wait for running sweeps and end all contacts.
-
-        Returns the lost hosts that could not be swept.
-        """
+        """Wait for sweeps, end all contacts; returns the hosts not swept."""
         unswept = self.sweeps.wait()
         for contact in self._contacts.values():
             if contact.connection is not None:
@@ -260,9 +243,14 @@ class Hosts:
 
     def _begin(self, contact: _Contact, stage: StartStage) -> None:
         if stage is StartStage.IMPORT:
-            keys = self._import(contact.host)
-            if keys:
-                self._note_import(contact.host)
+            host = contact.host
+            job, package = self._job_of(host), self.facts.package(host.name)
+            warm = warm_requests(job, host, package, self.files.cwd)
+            for request in warm:
+                self.send(host.name, request)
+            if warm:
+                self._note_import(host)
+            keys = frozenset(request.key for request in warm)
             self._step(contact, host_start.ImportsBegun(keys))
             return
         self._note(contact.host.name, stage)
@@ -272,7 +260,6 @@ class Hosts:
             self._set_up(contact.host)
 
     def _note_import(self, host: Host) -> None:
-        """Record that the host's tasks wait for TensorFlow to be imported."""
         self._note(host.name, StartStage.IMPORT)
         phase = "importing tensorflow"
         for spec in self._job.on_host(host):
@@ -281,7 +268,6 @@ class Hosts:
                 self._run.journal.event("task", task=task, attempt=0, phase=phase)
 
     def _note(self, host: str, stage: StartStage, began_s: float | None = None) -> None:
-        """Record that a stage began, by default now."""
         journal = self._run.journal
         journal.event("stage", host=host, stage=stage.value, began=began_s)
 
@@ -299,26 +285,13 @@ class Hosts:
 
     @cached_property
     def _digest(self) -> str | None:
-        """An identifier of the requirements; None if there are none."""
         requirements = self._job.description.requirements
         return None if requirements is None else requirements_digest(requirements)
-
-    def _import(self, host: Host) -> frozenset[str]:
-        """Have the host start its warm interpreters; returns their keys."""
-        job, package = self._job_of(host), self.facts.package(host.name)
-        warm = warm_requests(job, host, package, self.files.cwd)
-        for request in warm:
-            self.send(host.name, request)
-        return frozenset(request.key for request in warm)
-
-    # --- in -------------------------------------------------------------------------
 
     def elapsed(self, seconds: float) -> list[Event]:
         """Add to every host's silence; a host that was silent for too long is lost.
 
-        The caller adds little at a time, so that a launcher that was itself suspended
-        does not blame its hosts. What has arrived here counts, even if the launcher has
-        not handled it yet because too many lines arrive.
+        Called with little at a time: we may have been suspended, or be behind.
         """
         for name, contact in self._contacts.items():
             connection, has_greeted = contact.connection, name in self.facts
@@ -369,10 +342,7 @@ class Hosts:
         return self._take_events()
 
     def received(self, host: str, message: messages.Message) -> list[Event] | None:
-        """Lifecycle events of a message about the host; None if it is for the caller.
-
-        Raises ProtocolError.
-        """
+        """Lifecycle events of a message about the host; None: for the caller."""
         self.silence.heard(host)
         contact = self._contacts[host]
         match message:
@@ -434,15 +404,12 @@ class Hosts:
         return host_start.Greeted(problem)
 
     def _take_events(self) -> list[Event]:
-        """What the lifecycle is to be told now."""
         states = [contact.state for contact in self._contacts.values()]
         if self._failures and not any(map(host_start.is_awaited, states)):
             self._events += self._failures
             self._failures = []
         events, self._events = self._events, []
         return events
-
-    # --- questions ------------------------------------------------------------------
 
     @property
     def _is_alone(self) -> bool:
@@ -453,7 +420,6 @@ class Hosts:
         return self.facts.located(hosts, alone=self._is_alone)
 
     def peers(self) -> tuple[str, ...]:
-        """The networks that the hosts are in, as in ``peer_filter``."""
         return self.facts.peers(alone=self._is_alone)
 
     def ports(self) -> dict[TaskId, int]:
@@ -461,7 +427,6 @@ class Hosts:
         return {task: held[0] for task, held in self._held().items()}
 
     def parameter_ports(self) -> dict[TaskId, int]:
-        """The second port of each ps that has one."""
         return {task: held[1] for task, held in self._held().items() if held[1:]}
 
     def _held(self) -> dict[TaskId, list[int]]:
@@ -478,12 +443,10 @@ class Hosts:
 
 
 def _count_ports(job: Job, host: Host) -> int:
-    """How many ports the tasks of a host need."""
     return sum(spec.ports for spec in job.on_host(host))
 
 
 def _shortage(held: messages.Held, job: Job) -> str:
-    """Why a host holds too few ports, with what the user can do."""
     cause = held.cause or "too few ports are free"
     if job.description.ports is None:
         return cause

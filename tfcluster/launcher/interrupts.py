@@ -26,11 +26,10 @@ _TWICE_S = 0.2
 def interrupts(
     post: Callable[[Interrupted], None], harmless: Container[int] = ()
 ) -> Iterator[None]:
-    """Post signals while the run lasts. ``post`` must be safe in a signal handler.
+    """Post signals while the run lasts, except those that are ignored (nohup).
 
-    Signals that were ignored when the launcher started (nohup) stay ignored, except
-    SIGINT. ``harmless`` signals have no effect. timeout(1) sends each signal twice, to
-    us and to the process group; that counts once.
+    ``post`` must be safe in a signal handler. ``harmless`` signals have no effect.
+    timeout(1) sends each signal twice, to us and to the process group: it counts once.
     """
     last: dict[int, float] = {}
 

@@ -1,7 +1,12 @@
-"""A run as planned before anything starts: tasks, roles, identity. Frozen."""
+"""A run as planned before anything starts: tasks, roles, identity. Frozen.
+
+Also predicts from a program's source whether it will import TensorFlow.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,20 +22,22 @@ from tfcluster.launcher.agent_connection import (
     Received,
     Unopened,
 )
-from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.events import Interrupted
 from tfcluster.lifecycle.state import Plan, Role
 from tfcluster.plan.compose import (
     PARAMETER_SERVICE,
+    TENSORFLOW,
+    Choice,
+    Program,
     TaskSpec,
     address,
+    chosen_transport,
     compose,
     place_specs,
 )
 from tfcluster.plan.model import Allocation, Description, Host, Interpreter, Strategy
 from tfcluster.plan.placement import Place, place_again, place_anew, share_machines
-from tfcluster.plan.transport_choice import TENSORFLOW, Choice, chosen_transport
 from tfcluster.schedulers.base import BatchScheduler
 
 DISPATCHER = TaskId("data", 0)
@@ -65,11 +72,9 @@ class Job:
     """Host -> the interpreter there, if the host's preparation has changed it."""
 
     def on_host(self, host: Host) -> tuple[TaskSpec, ...]:
-        """The tasks of a host, in listing order."""
         return tuple(s for s in self.specs.values() if s.place.host.name == host.name)
 
     def with_python(self, host: str, python: Interpreter) -> Job:
-        """The same job with this interpreter for a leading ``python`` on a host."""
         specs = {
             task: replace(spec, place=_prepared(spec.place, python))
             if spec.place.host.name == host
@@ -79,7 +84,6 @@ class Job:
         return replace(self, specs=specs, pythons={**self.pythons, host: python})
 
     def _at(self, description: Description, places: Sequence[Place]) -> Job:
-        """The job of this description with its tasks at these places."""
         prepared = [_prepared(p, self.pythons.get(p.host.name)) for p in places]
         specs = place_specs(description.runtime, self.specs.values(), prepared)
         by_task = {spec.task: spec for spec in specs}
@@ -106,11 +110,7 @@ class Job:
         return tuple(host for host in self.allocation.hosts if host.name in used)
 
     def located(self, hosts: Mapping[str, Host]) -> Job:
-        """The same job with what its hosts, by name, have reported.
-
-        Configured GPUs take precedence; reported ones are divided among the tasks.
-        Raises StartError if a machine has too few GPUs.
-        """
+        """The job with what its hosts reported. Raises StartError without GPUs."""
         before = [spec.place for spec in self.specs.values()]
         places = [replace(place, host=hosts[place.host.name]) for place in before]
         more_gpus = self.allocation.more_gpus
@@ -169,7 +169,6 @@ class Job:
         return self._placed_anew(*place_again(self.description, places, hosts))
 
     def _placed_anew(self, description: Description, places: Sequence[Place]) -> Job:
-        """The job with other places; tasks that have none are left out."""
         changed = self._at(description, places)
         everything = {**self.left_out, **self.specs}
         left_out = {t: s for t, s in everything.items() if t not in changed.specs}
@@ -182,10 +181,7 @@ class Job:
         return chosen_transport(self.description.runtime, places)
 
     def resized(self, hosts: Sequence[Host], workers: int) -> Job:
-        """The job with this number of workers on ``hosts``, some of them perhaps new.
-
-        Raises StartError if they have too few slots or GPUs.
-        """
+        """The job with so many workers on ``hosts``. Raises StartError."""
         used = {spec.place.host.name: spec.place.host for spec in self.specs.values()}
         by_name = {host.name: used.get(host.name, host) for host in hosts}
         places = [spec.place for spec in self.specs.values()]
@@ -204,7 +200,6 @@ class Job:
         return f"grpc://{address(dispatcher.place, ports.get(DISPATCHER))}"
 
     def data_tasks(self) -> str | None:
-        """The number of data tasks; None if there are none."""
         count = sum(task.type == DISPATCHER.type for task in self.specs)
         return str(count) if count else None
 
@@ -234,7 +229,6 @@ class Job:
 
 
 def _prepared(place: Place, python: Interpreter | None) -> Place:
-    """The place with this interpreter for tasks; None: that of the host."""
     return replace(place, host=replace(place.host, prepared_python=python))
 
 
@@ -253,18 +247,12 @@ def role_of(spec: TaskSpec) -> Role:
 
 
 def is_awaited(spec: TaskSpec) -> bool:
-    """Whether the task counts as started once it listens; data workers choose their
-    port, so they do not."""
+    """Whether it counts as started once it listens (not a data worker: any port)."""
     return spec.server and (spec.task.type != "data" or spec.task == DISPATCHER)
 
 
 def search_paths(job: Job, package: str) -> dict[str, str]:
-    """Search path variables, and the folder to prepend to each, for all tasks.
-
-    Every Python below the command of a training task finds the runtime there. Other
-    tasks get it, too, because they may share a warm interpreter with such a task.
-    With the strategy ``none``, only a program whose steps are recorded needs it.
-    """
+    """The folder to prepend to each search path, so that tasks find the runtime."""
     recorded = RECORDING in job.description.env
     if job.description.runtime.strategy is Strategy.NONE and not recorded:
         return {}
@@ -293,16 +281,78 @@ class CurrentJob:
         self._note_owners()
 
     def adopt(self, job: Job) -> None:
-        """Continue with this job, whose tasks may be on other hosts."""
         self.job = self.planned = job
         self.plan = job.plan()
         self._note_owners()
 
     def set_python(self, host: str, python: Interpreter) -> None:
-        """Note that the preparation of a host has changed its interpreter."""
         same = self.planned is self.job
         self.job = self.job.with_python(host, python)
         self.planned = self.job if same else self.planned.with_python(host, python)
 
     def _note_owners(self) -> None:
         self.owners |= {(t, s.place.host.name) for t, s in self.job.specs.items()}
+
+
+_MENTION = re.compile(rb"\b(tensorflow|keras|tfcluster)\b")
+# A module that only launches runs mentions tfcluster, too.
+_MENTION_IN_MODULE = re.compile(
+    rb"\b(tensorflow|keras|tfcluster(\.| import )runtime)\b"
+)
+_MAX_FILES = 200
+_MAX_BYTES = 4 << 20
+
+
+def uses_tensorflow(program: Program, workdir: Path) -> bool:
+    """Whether the program or a module beside it mentions TensorFlow, or is not here."""
+    _, kind, *rest = program.arguments
+    if kind == "-c":
+        return bool(_MENTION.search(rest[0].encode(errors="replace")))
+    if kind == "-m":
+        return True
+    script = workdir / kind
+    if script.is_dir():
+        return True
+    return _mentions(script, _MENTION)
+
+
+def module_uses_tensorflow(file: Path) -> bool:
+    return _mentions(file, _MENTION_IN_MODULE)
+
+
+def _mentions(script: Path, mention: re.Pattern[bytes]) -> bool:
+    """Search the script and the modules that it imports from its own folder."""
+    folder = script.parent
+    waiting, seen = [script], {script}
+    while waiting:
+        path = waiting.pop()
+        try:
+            source = path.read_bytes()
+        except OSError:
+            return path == script
+        if len(source) > _MAX_BYTES or mention.search(source):
+            return True
+        new = set(_imported_beside(source, folder)) - seen
+        seen |= new
+        waiting += new
+        if len(seen) > _MAX_FILES:
+            return True
+    return False
+
+
+def _imported_beside(source: bytes, folder: Path) -> list[Path]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.name for alias in node.names}
+    places = [folder.joinpath(*name.split(".")) for name in sorted(names)]
+    files = [p.with_suffix(".py") for p in places] + [p / "__init__.py" for p in places]
+    return [path for path in files if path.is_file()]

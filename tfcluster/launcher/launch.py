@@ -25,10 +25,10 @@ from tfcluster.console.text import times
 from tfcluster.launcher.driver import Driver
 from tfcluster.launcher.interrupts import interrupts
 from tfcluster.launcher.job import CurrentJob, Item, Job, task_specs
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.live_run import Journal, LiveRun
 from tfcluster.launcher.preflight import (
     idle_hosts,
+    read_secrets,
     require_commands,
     require_keras_backend,
     require_open_files,
@@ -37,7 +37,6 @@ from tfcluster.launcher.preflight import (
 )
 from tfcluster.launcher.run_end import call_on_end, is_due, requeue
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.lifecycle.actions import Finish
 from tfcluster.lifecycle.events import Interrupted
@@ -58,7 +57,7 @@ from tfcluster.schedulers.base import BatchScheduler, Requeuing
 from tfcluster.schedulers.starting import Starter
 
 if TYPE_CHECKING:
-    from tfcluster.documents.plan import SharedPlan
+    from tfcluster.documents.checks import SharedPlan
 
 _FLUSH_S = 5.0
 _MAX_NAME = 64
@@ -78,7 +77,6 @@ class PreparedLaunch:
     cluster: Cluster
 
     def document(self, logs: str) -> SharedPlan:
-        """The plan; ``logs`` is the folder of the log files."""
         return plan_document(self.description, self.allocation, self.specs, logs=logs)
 
 
@@ -102,10 +100,7 @@ def check(
     environ: Mapping[str, str],
     paths: RunPaths | None = None,
 ) -> Launch:
-    """Check everything that can be checked before anything starts.
-
-    ``paths`` is the run if ``submit`` has already begun it. Raises TfclusterError.
-    """
+    """Check all that can be checked before a start. Raises TfclusterError."""
     original, backend = description, schedulers.get(description.backend)
     scheduler = backend if isinstance(backend, BatchScheduler) else None
     requeuing = backend if isinstance(backend, Requeuing) else None
@@ -170,8 +165,6 @@ def _of_array(description: Description, index: str | None) -> Description:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch that is ready to go."""
-
     original: Description
     """What the user asked for, before it was fitted to the scheduler's limits."""
     prepared: PreparedLaunch
@@ -188,11 +181,7 @@ class Launch:
     def run(
         self, begun: Begun, environ: Mapping[str, str], display: Display = DEFAULT
     ) -> int:
-        """Run it to its end and return the exit code.
-
-        ``begun`` is called as soon as the run exists. Raises TfclusterError if it could
-        not be begun.
-        """
+        """Run it; returns the exit code. Raises TfclusterError if it never began."""
         queue: SimpleQueue[Item] = SimpleQueue()
         with ExitStack() as stack:
             # From before the run exists until its end is recorded: an early signal also
@@ -203,7 +192,11 @@ class Launch:
                 signals.append(signal)
                 queue.put(signal)
 
-            stack.enter_context(interrupts(post, self._harmless()))
+            harmless = frozenset[signal.Signals]()
+            if self.scheduler is not None:
+                description = self.prepared.description
+                harmless = self.scheduler.harmless_signals(description)
+            stack.enter_context(interrupts(post, harmless))
             with ExitStack() as held:
                 paths, writer = self._begin(held, environ)
                 begun(paths)
@@ -239,19 +232,10 @@ class Launch:
             files=self.files,
         )
 
-    def _harmless(self) -> frozenset[signal.Signals]:
-        if self.scheduler is None:
-            return frozenset()
-        return self.scheduler.harmless_signals(self.prepared.description)
-
     def _begin(
         self, stack: ExitStack, environ: Mapping[str, str]
     ) -> tuple[RunPaths, Writer]:
-        """Create the run's folder and first files, and take its name if it has one.
-
-        From then on, the record says what happens. A record that could not be begun
-        would never have an end, so it is removed.
-        """
+        """Create the run's folder and first files, or remove it; take its name."""
         name = self.prepared.description.name
         before = self._continued(environ)
         paths = self.paths or create_run(self.state, name, time.time())
@@ -266,7 +250,6 @@ class Launch:
         return paths, writer
 
     def _continued(self, environ: Mapping[str, str]) -> RunPaths | None:
-        """The run that this one continues, if a user's own job was requeued."""
         restart = self.prepared.description.restart
         if self.paths or not self.requeuing or not restart.requeues:
             return None
@@ -310,7 +293,6 @@ class Launch:
         signals: Sequence[Interrupted],
         environ: Mapping[str, str],
     ) -> RunView:
-        """Drive the run to its end, and record the end."""
         metrics = MetricsWriter(paths, most_of_series(len(current.job.specs)))
         journal = Journal(writer, metrics, self.prepared.document(str(paths.logs)))
         before = earlier(paths)
@@ -352,10 +334,7 @@ class Launch:
     def _explained(
         self, finish: Finish, environ: Mapping[str, str]
     ) -> tuple[Finish, str | None]:
-        """Look up why the scheduler told us to end, if the signal came from it.
-
-        Returns ``finish`` with the exit code for that reason, and a sentence or None.
-        """
+        """``finish`` with the scheduler's reason as exit code, and a sentence."""
         if self.scheduler is None or finish.exit_code != ExitCode.TERMINATED:
             return finish, None
         code = self.scheduler.why_ending(environ)

@@ -1,4 +1,4 @@
-"""Checks commands before anything starts, as far as this machine can tell."""
+"""Checks commands before anything starts, and reads secrets, on this machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import contextlib
 import os
 import resource
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfcluster.agent.proc import OPEN_FILES
-from tfcluster.base.errors import ResourceError, StartError
+from tfcluster.base.errors import ConfigError, Problem, ResourceError, StartError
 from tfcluster.console.text import plural
 from tfcluster.plan.compose import TaskSpec
 from tfcluster.plan.host_patterns import fold
-from tfcluster.plan.model import Allocation, Description
+from tfcluster.plan.model import Allocation, Description, Secret
 
 _FILES_OF_A_TASK = 5
 """A task's files in its agent: output, events, claims, log, a pidfd for its end."""
@@ -27,10 +28,7 @@ _USUAL = ("python", "python3", "bash", "sh", "env", "mpirun", "torchrun")
 def require_commands(
     specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
 ) -> None:
-    """Raise StartError if a program or script is missing. Checks each only once.
-
-    ``programs``: also check programs; setup lines may change where they are found.
-    """
+    """Raise StartError if a script (``programs``: or a program) is missing."""
     for spec in _different(specs):
         _require(spec, environ, program=programs)
 
@@ -38,11 +36,7 @@ def require_commands(
 def command_warnings(
     specs: Iterable[TaskSpec], environ: Mapping[str, str], *, programs: bool
 ) -> Iterator[str]:
-    """What a launch would find missing, as far as this machine can tell.
-
-    ``programs``: also check programs, because this machine runs them. We do not know
-    which programs other hosts have.
-    """
+    """Warnings of scripts (``programs``: and programs) that seem to be missing."""
     for spec in _different(specs):
         if not programs and not Path(spec.cwd).is_dir():
             continue
@@ -79,11 +73,7 @@ def shared_files(description: Description, specs: Iterable[TaskSpec]) -> Iterato
 
 
 def require_open_files(specs: Iterable[TaskSpec]) -> None:
-    """Raise ResourceError if the limit of open files is too low for these tasks.
-
-    For tasks on this machine: their agent inherits the limit and raises it as far as
-    permitted.
-    """
+    """Raise ResourceError if the limit of open files is too low for local tasks."""
     tasks = list(specs)
     needed = _OTHER_FILES + sum(
         _FILES_OF_A_TASK + _FILES_OF_A_PORT * spec.ports for spec in tasks
@@ -115,10 +105,7 @@ def require_scripts(specs: Iterable[TaskSpec]) -> None:
 def require_keras_backend(
     specs: Iterable[TaskSpec], environ: Mapping[str, str]
 ) -> None:
-    """Raise StartError if tasks would import Keras with a backend but TensorFlow.
-
-    ``environ`` is the environment that tasks inherit, as far as this machine knows it.
-    """
+    """Raise StartError if tasks would import Keras with a backend but TensorFlow."""
     for spec in specs:
         library = spec.shared_env.get("KERAS_BACKEND", environ.get("KERAS_BACKEND"))
         if spec.trains and library and library != "tensorflow":
@@ -187,3 +174,51 @@ def _nearest(name: str, names: Sequence[str]) -> str | None:
 
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean '{near[0]}'?" if near else None
+
+
+MAX_SECRET_BYTES = 65_536
+
+
+def read_secrets(
+    secrets: Mapping[str, Secret],
+    origins: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    """The value of each secret. Raises a ConfigError that lists all unreadable ones."""
+    values: dict[str, str] = {}
+    problems: list[Problem] = []
+    for name, secret in secrets.items():
+        where = origins.get(f"secrets.{name}", f"secrets.{name}")
+        try:
+            values[name] = _read(secret, environ)
+        except (OSError, ValueError, KeyError) as error:
+            why = error.strerror if isinstance(error, OSError) else error.args[0]
+            problems.append(Problem(where, f"secret {name}: {why}"))
+    if problems:
+        raise ConfigError(problems)
+    return values
+
+
+def _read(secret: Secret, environ: Mapping[str, str]) -> str:
+    if secret.file is not None:
+        return _read_file(secret.file)
+    if secret.env is None or secret.env not in environ:
+        raise KeyError(f"${secret.env} is not set here")
+    return environ[secret.env]
+
+
+def _read_file(path: Path) -> str:
+    """The file's text without its final newline. Raises ValueError if unusable."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a file")
+        if status.st_mode & 0o077:
+            raise ValueError(f"{path} can be read by others; chmod 600 {path}")
+        data = file.read(MAX_SECRET_BYTES + 1)
+    if len(data) > MAX_SECRET_BYTES:
+        raise ValueError(f"{path} is over {MAX_SECRET_BYTES} bytes long")
+    text = data.decode("utf-8").removesuffix("\n")
+    if "\0" in text:
+        raise ValueError(f"{path} holds a NUL byte")
+    return text

@@ -38,11 +38,7 @@ _LARGE_BYTES = 1 << 20
 def prepare_request(
     description: Description, host: Host, *, cwd: str, log: str, digest: str | None
 ) -> Prepare:
-    """The request; ``cwd`` is the working directory on the host.
-
-    ``digest`` identifies the requirements, see ``requirements_digest``; None: there are
-    none.
-    """
+    """The request; ``cwd`` is on the host, ``digest`` that of the requirements."""
     setup = description.setup
     return Prepare(
         setup=None if setup is None else setup.text,
@@ -76,11 +72,7 @@ def _is_configured(description: Description, host: Host) -> bool:
 def changed_python(
     description: Description, host: Host, prepared: Prepared
 ) -> Interpreter | None:
-    """The interpreter that a leading ``python`` means from now on; None: the same.
-
-    A configured interpreter takes precedence over one that the lines put on the PATH.
-    An environment replaces either; the wrapper that starts its base starts it, too.
-    """
+    """The interpreter for a leading ``python`` from now on; None: the same."""
     configured = _is_configured(description, host)
     if prepared.environment is not None:
         base = host.python or description.python if configured else ()
@@ -91,7 +83,6 @@ def changed_python(
 
 
 def unprepared_cause(description: Description, failed: Unprepared) -> str:
-    """One sentence that says what has failed."""
     setup = description.setup
     if setup is None or failed.of == "environment":
         return failed.cause
@@ -101,11 +92,7 @@ def unprepared_cause(description: Description, failed: Unprepared) -> str:
 def warm_requests(
     job: Job, host: Host, package: str, cwd: Callable[[str, str], str]
 ) -> list[Warm]:
-    """The requests to start the warm interpreters that the tasks of a host need.
-
-    ``package`` is the folder of this package there. ``cwd`` returns the working
-    directory on a host for a planned one.
-    """
+    """The requests to start the warm interpreters that the tasks of a host need."""
     return [
         Warm(
             key=key,

@@ -11,7 +11,7 @@ from typing import Any
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle.events import Stalled
-from tfcluster.lifecycle.transitions import first_of
+from tfcluster.lifecycle.state import first_of
 from tfcluster.protocol.messages import Exited, Gpu, Usage
 
 STACK_LINES = 18
@@ -57,8 +57,6 @@ class _TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A task's answer to a request for its stack."""
-
     stack: str
     waiting: Mapping[str, Any] | None
 
@@ -77,7 +75,6 @@ class Progress:
         self._tasks[task] = _TaskProgress(since=now, reports=reports, attempt=attempt)
 
     def ended(self, task: TaskId) -> None:
-        """Expect no more steps of a task; its last report is kept."""
         if task in self._tasks:
             self._tasks[task].reports = False
 
@@ -87,7 +84,6 @@ class Progress:
         return entry is not None and entry.reports
 
     def step(self, task: TaskId, report: Mapping[str, Any], now: float) -> None:
-        """Note a ``step`` event of a task."""
         entry = self._tasks.get(task)
         if entry is None:
             return
@@ -101,21 +97,16 @@ class Progress:
     def epoch(
         self, task: TaskId, epoch: int, values: Mapping[str, float | None]
     ) -> None:
-        """Note the metrics at the end of an epoch, which cover the rows of all ranks.
-
-        The metrics of steps cover only the rank's own rows.
-        """
+        """Note the metrics of an epoch, which cover the rows of all ranks."""
         entry = self._tasks.get(task)
         if entry is not None and entry.latest.get("epoch") == epoch and values:
             entry.latest = {**entry.latest, "metrics": dict(values)}
 
     def last_step(self, task: TaskId) -> int | None:
-        """The number of steps that a task has reported."""
         entry = self._tasks.get(task)
         return None if entry is None else entry.latest.get("step")
 
     def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
-        """Note a ``serving`` event of a ps, which does not make steps itself."""
         if (entry := self._tasks.get(task)) is not None:
             values = {key: report[key] for key in _SERVING if _number(report.get(key))}
             entry.latest = {**entry.latest, "serving": values}
@@ -141,11 +132,7 @@ class Progress:
         self._timeout_s = None
 
     def stalled(self, now: float) -> tuple[TaskId, ...]:
-        """The tasks that have made no step for longer than the timeout.
-
-        Not those that have never made a step, and compute: there may be steps that
-        nobody counts, in a program of which nothing is divided.
-        """
+        """The tasks that made no step for too long, if they ever made one or wait."""
         if self._timeout_s is None:
             return ()
         return tuple(
@@ -165,15 +152,11 @@ class Progress:
         }
 
     def attempts(self) -> dict[str, int]:
-        """The current attempt of each task."""
         return {str(task): entry.attempt for task, entry in self._tasks.items()}
 
 
 def _computes(entry: _TaskProgress, now: float) -> bool:
-    """Whether a task may have computed something all the time without a step.
-
-    If so, the time begins anew.
-    """
+    """Whether a task may have computed all the time; then its time begins anew."""
     used_s, past_s = entry.usage.get("cpu_s"), entry.cpu_s or 0.0
     if "step" in entry.latest or used_s is None:
         return False
@@ -184,7 +167,6 @@ def _computes(entry: _TaskProgress, now: float) -> bool:
 
 
 def _gpu(gpu: Gpu) -> dict[str, float]:
-    """What is known of a GPU, for the record."""
     values = {key: value for key, value in vars(gpu).items() if value is not None}
     return {key: values[key] for key in values if key != "uuid"}
 
@@ -212,10 +194,7 @@ def blame(
     ranks: Mapping[int, TaskId],
     timeout_s: float,
 ) -> Stalled:
-    """Find the culprits from the hung tasks' answers, or from missing answers.
-
-    The cause says which tasks made no step, and who waits for whom.
-    """
+    """The culprits, from the hung tasks' answers or their absence, and the cause."""
     tasks = list(stalled)
     place = {task: rank for rank, task in ranks.items()}
     answered = sorted(answers, key=lambda task: place.get(task, len(place)))
@@ -238,7 +217,6 @@ def blame(
 def _stack_of(
     culprits: Iterable[TaskId], answers: Mapping[TaskId, Answer]
 ) -> tuple[str, ...]:
-    """The stack of the first culprit that answered, headed by its name."""
     for task in culprits:
         if task in answers:
             lines = answers[task].stack.splitlines()[-STACK_LINES:]

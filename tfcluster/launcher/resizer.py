@@ -7,22 +7,147 @@ new plan, when the epoch of ``fit`` ends: by then, the script has saved its stat
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator, Sequence
 
+from tfcluster import schedulers
 from tfcluster.base.errors import StartError
 from tfcluster.base.light_dataclasses import dataclass, replace
+from tfcluster.base.vocabulary import RANKED_TYPES
 from tfcluster.launcher.agent_connection import Answered
 from tfcluster.launcher.host_liveness import probe
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.live_run import LiveRun
-from tfcluster.launcher.resize_request import Wanted, plan_resize
 from tfcluster.lifecycle.events import Event, HostLost, Resize
-from tfcluster.plan.host_patterns import fold
-from tfcluster.plan.model import Host
+from tfcluster.plan.host_patterns import fold, host_name_problem
+from tfcluster.plan.model import Host, Strategy
 from tfcluster.protocol import commands
+from tfcluster.protocol.commands import ResizeCommand
 from tfcluster.record.launched import save_resized
 from tfcluster.schedulers.starting import Starter
+
+MOST_WORKERS = 100_000
+_WITH_SERVERS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    workers: int
+    hosts: tuple[Host, ...]
+    """All hosts after the resize, in the order of the allocation; new ones last."""
+    new: tuple[str, ...]
+    """The hosts that must be prepared first."""
+    job: Job
+    """The job after the resize, as far as it is known before the resize."""
+
+
+def plan_resize(
+    job: Job,
+    alive: Container[str],
+    request: ResizeCommand,
+) -> Wanted | list[str]:
+    """The resize that a request leads to on ``alive`` hosts, or why not."""
+    problems = list(_never(job))
+    added = _added(job, alive, request, problems)
+    by_name = {host.name: host for host in added}
+    hosts = [
+        by_name.pop(host.name, host)
+        for host in job.allocation.hosts
+        if host.name in alive or host.name in by_name
+    ]
+    hosts += by_name.values()
+    workers = _workers(job, added, request, problems)
+    if problems or workers is None:
+        return problems
+    if not added and workers == job.description.tasks["worker"].count:
+        return [f"there are {workers} workers already"]
+    names = {host.name for host in added}
+    listed = {host.name for host in job.description.hosts}
+    more = (host for host in added if host.name not in listed)
+    description = replace(job.description, hosts=(*job.description.hosts, *more))
+    try:
+        after = replace(job, description=description).resized(hosts, workers)
+    except StartError as error:
+        return [error.sentence]
+    idle = names - {host.name for host in after.used_hosts()}
+    if idle:
+        return [
+            f"{', '.join(sorted(idle))}: no task would run there with {workers} workers"
+        ]
+    new = tuple(host.name for host in added)
+    return Wanted(workers=workers, hosts=tuple(hosts), new=new, job=after)
+
+
+def _never(job: Job) -> Iterator[str]:
+    strategy = job.description.runtime.strategy
+    if strategy in _WITH_SERVERS or "ps" in job.description.tasks:
+        yield f"a run with parameter servers cannot be resized (strategy {strategy})"
+    elif job.plan().restart_alone:
+        yield "its tasks do not restart together (restart.scope is task)"
+    if "worker" not in job.description.tasks:
+        yield "it has no workers"
+
+
+def _added(
+    job: Job,
+    alive: Container[str],
+    request: ResizeCommand,
+    problems: list[str],
+) -> list[Host]:
+    scheduler = schedulers.get(job.description.backend)
+    allocated = {host.name: host for host in job.allocation.hosts}
+    used = {spec.place.host.name for spec in job.specs.values()}
+    added: list[Host] = []
+    for item in request.hosts:
+        name, slots = item.host, item.slots
+        if host_name_problem(name):
+            problems.append(f"{name[:60]!r} is not a host name")
+        elif slots is not None and not 0 < slots <= MOST_WORKERS:
+            problems.append(f"{name}: {slots} is not a number of slots")
+        elif scheduler.here:
+            problems.append(f"{name}: backend {scheduler.name} has only this machine")
+        elif name in used and name in alive:
+            problems.append(f"{name} is a host of the run already")
+        elif name not in allocated and not scheduler.lists_hosts:
+            problems.append(f"{name}: the job does not have this host")
+        elif any(name == host.name for host in added):
+            problems.append(f"{name} is named twice")
+        else:
+            host = allocated.get(name) or Host(name=name)
+            added.append(host if slots is None else replace(host, slots=slots))
+    return added
+
+
+def _workers(
+    job: Job, added: Sequence[Host], request: ResizeCommand, problems: list[str]
+) -> int | None:
+    """The number of workers, or None with an entry in ``problems``."""
+    group = job.description.tasks.get("worker")
+    if group is None:
+        return None
+    workers = request.workers
+    if workers is None:
+        workers = group.count + sum(_share(job, host) for host in added)
+    if not 1 <= workers <= MOST_WORKERS:
+        problems.append(f"{workers} is not a number of workers")
+        return None
+    if group.min is not None and workers < group.min:
+        problems.append(f"{workers} workers are fewer than 'min' ({group.min})")
+    shards = job.description.runtime.shards
+    ranks = workers + ("chief" in job.description.tasks)
+    if shards is not None and ranks > shards:
+        problems.append(f"{shards} shards are too few for {ranks} ranks")
+    return workers
+
+
+def _share(job: Job, host: Host) -> int:
+    """How many workers a new host gets: its slots, or as many as the others have."""
+    if host.slots is not None:
+        return host.slots
+    ranked = [spec for spec in job.specs.values() if spec.task.type in RANKED_TYPES]
+    hosts = {spec.place.host.name for spec in ranked}
+    return max(1, len(ranked) // max(1, len(hosts)))
+
 
 FIRST_PROBE_S = 5.0
 LONGEST_WAIT_S = 300.0
@@ -72,8 +197,6 @@ class Resizer:
         self._full: int | None = None
         """How many workers there were before a host was lost."""
 
-    # --- requests -------------------------------------------------------------------
-
     def begin(
         self,
         number: str | None,
@@ -83,10 +206,7 @@ class Resizer:
         *,
         trains: bool,
     ) -> list[str]:
-        """Take or refuse a request; returns the hosts to add.
-
-        ``trains``: all tasks have started, and the run is not ending.
-        """
+        """Take or refuse a request; returns the hosts to add."""
         job = self._run.job
         target: Wanted | list[str]
         if not trains:
@@ -119,16 +239,12 @@ class Resizer:
         return self._hosts.prepare_for(target.job)
 
     def due(self, now_s: float, *, trains: bool) -> list[Event]:
-        """The events due now: ``Resize``, or hosts that are let go. Call it repeatedly.
-
-        ``trains``: nothing has happened that may restart or end the tasks.
-        """
+        """The events due now: ``Resize``, or hosts let go. Call it repeatedly."""
         resize = self._due(now_s) if trains else None
         let_go, self._let_go = self._let_go, []
         return [*let_go, resize] if resize else [*let_go]
 
     def failed(self, host: str, cause: str) -> None:
-        """Give up if a new host cannot be prepared, or is lost."""
         if self._pending is not None and host in self._pending.wanted.new:
             self._give_up(f"{host}: {cause}")
 
@@ -181,7 +297,6 @@ class Resizer:
         return after
 
     def done(self) -> None:
-        """Note that the tasks start again with the new plan."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -208,13 +323,8 @@ class Resizer:
             HostLost(name, "the resize was given up") for name in not_needed
         ]
 
-    # --- hosts that come back -------------------------------------------------------
-
     def lost(self, host: Host, now_s: float, after_s: float) -> None:
-        """Note that a host was lost. It may come back if the run goes on without it.
-
-        ``after_s``: how long the processes there may still be alive.
-        """
+        """Note a lost host, which may come back after ``after_s``."""
         if self._run.plan.min_training is None:
             return
         if self._full is None:
@@ -232,7 +342,6 @@ class Resizer:
                 probe(self._starter, absent.host, self._post)
 
     def answered(self, item: Answered, now_s: float) -> commands.ResizeCommand | None:
-        """A request that adds the host again, if it has answered."""
         absent = self._absent.get(item.host)
         if absent is None:
             return None

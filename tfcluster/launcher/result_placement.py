@@ -41,13 +41,10 @@ class PlacementError(Exception):
 
 
 def host_folder(host: str) -> str:
-    """The folder for all results of one host, if several are fetched."""
     return f"{BY_HOST}/{_UNSAFE.sub('_', host).lstrip('.') or '_'}"
 
 
 class ResultFolder:
-    """The workdir here, for the results of one host."""
-
     def __init__(
         self, root: Path, host: str, *, force: bool = False, apart: bool = False
     ) -> None:
@@ -58,10 +55,7 @@ class ResultFolder:
         self._below = f"{host_folder(host)}/" if apart else ""
 
     def has(self, remote: Result) -> bool:
-        """Whether the file is here. Raises PlacementError.
-
-        A fetch gives the file here the time of the host's.
-        """
+        """Whether the file is here, by its size and time. Raises PlacementError."""
         local = self._status(remote)
         there = (remote.size, remote.mtime_ns)
         return (
@@ -82,11 +76,9 @@ class ResultFolder:
         return None
 
     def path(self, remote: Result) -> str:
-        """Where the file goes, relative to the workdir."""
         return self._below + remote.path
 
     def partial(self, remote: Result) -> PartialFile:
-        """A file for what arrives. Raises PlacementError or OSError."""
         path = self.path(remote)
         target = self._root / local_path(path)
         # A file, a dangling link or a link to elsewhere may be where a folder must be.
@@ -100,10 +92,7 @@ class ResultFolder:
         return PartialFile(target.parent / f"{_PARTIAL}{digest}")
 
     def place(self, partial: PartialFile, remote: Result) -> str | None:
-        """Move a complete file into place. Raises PlacementError or OSError.
-
-        Returns why it was not moved: a newer file may have been written meanwhile.
-        """
+        """Move a file into place, or say why not. Raises PlacementError, OSError."""
         if why := self.objection(remote):
             return why
         mode = stat.S_IMODE(remote.mode) & _SAFE_MODE | 0o600
@@ -113,7 +102,6 @@ class ResultFolder:
         return None
 
     def _status(self, remote: Result) -> os.stat_result | None:
-        """The status of the file here; None if there is none."""
         try:
             return (self._root / local_path(self.path(remote))).lstat()
         except FileNotFoundError:
@@ -158,11 +146,7 @@ class PartialFile:
         return self._fd
 
     def begin(self, size: int) -> None:
-        """Empty the file, for ``size`` bytes. Raises OSError.
-
-        Raises PlacementError if the disk has no room: a host may list any size, and a
-        full disk would also harm the run's record.
-        """
+        """Empty the file, for ``size`` bytes. Raises OSError, PlacementError."""
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
         self.hash = new_hash()
@@ -176,7 +160,6 @@ class PartialFile:
             )
 
     def write(self, data: bytes) -> None:
-        """Append. Raises OSError."""
         self.hash.update(data)
         view = memoryview(data)
         while view:

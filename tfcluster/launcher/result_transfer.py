@@ -73,33 +73,24 @@ class Inbox:
 
 @dataclass(slots=True)
 class TransferOutcome:
-    """What became of a host's results, with numbers of files and bytes.
-
-    One thread writes it while others read it, as progress.
-    """
+    """What became of a host's results; one thread writes, others read it."""
 
     host: str
     shared: bool = False
-    """Whether the host sees the workdir here, so that there was nothing to fetch."""
     folder: str = ""
-    """The workdir there."""
     files: int = 0
     """The number of matching files, followed by their bytes."""
     bytes: int = 0
     done_bytes: int = 0
     """The part of ``bytes`` that was fetched, or is known to be here."""
     sent_bytes: int = 0
-    """The bytes that the host actually sent."""
     fetched: int = 0
     unchanged: int = 0
     kept: list[tuple[str, str]] = field(default_factory=list)
     """Files here that were not replaced, and why."""
     growing: list[tuple[str, str]] = field(default_factory=list)
-    """Files that changed while they were sent, and how."""
     missed: list[tuple[str, str]] = field(default_factory=list)
-    """Files that were not fetched, and why."""
     cause: str | None = None
-    """Why the fetch from this host ended early."""
     steps: int = 0
     """Grows as long as something happens."""
     over: bool = False
@@ -111,8 +102,6 @@ class TransferOutcome:
 
 @dataclass(frozen=True, slots=True)
 class WantedFiles:
-    """What to ask a host for."""
-
     folder: str
     """The workdir on the host, if it does not share this machine's workdir."""
     inodes: tuple[tuple[str, int], ...]
@@ -164,10 +153,7 @@ class HostTransfer:
         for remote in self._left:
             self._outcome.missed.append((remote.path, "not fetched"))
 
-    # --- the list -------------------------------------------------------------------
-
     def _list(self) -> list[messages.Result]:
-        """The files that the host has, without those that are refused here."""
         number, outcome, wanted = next(self._inbox.numbers), self._outcome, self._wanted
         self._send(requests.List(number, wanted.folder, wanted.inodes, wanted.patterns))
         files: dict[str, messages.Result] = {}
@@ -201,8 +187,6 @@ class HostTransfer:
         if never or not is_wanted(path, self._wanted.patterns):
             return "nobody asked for it"
         return None
-
-    # --- a file ---------------------------------------------------------------------
 
     def _fetch(self, remote: messages.Result) -> None:
         outcome, here = self._outcome, self._here
@@ -246,10 +230,7 @@ class HostTransfer:
             outcome.growing.append((remote.path, text))
 
     def _tick(self) -> None:
-        """Note a part of a long step here, or a moment in which nothing came.
-
-        Raises _Ended if the fetch has to end.
-        """
+        """Note a part of a long step, or a silent moment. May raise _Ended."""
         self._outcome.steps += 1
         if why := self._stopped():
             raise _Ended(why)
@@ -264,7 +245,9 @@ class HostTransfer:
             while asked < min(left, _WINDOW):
                 self._send(requests.More(number))
                 asked += 1
-            answer = self._receive_of_file(number)
+            answer = self._receive(number)
+            if isinstance(answer, messages.Unread):
+                raise _FileError(answer.cause)
             asked -= 1
             left = max(1, left - 1)  # pieces may be shorter than they could be
             if isinstance(answer, messages.Complete):
@@ -279,19 +262,8 @@ class HostTransfer:
             self._outcome.done_bytes += len(data)
             self._outcome.sent_bytes += len(data)
 
-    # --- answers --------------------------------------------------------------------
-
-    def _receive_of_file(self, number: int) -> messages.ResultsMessage:
-        answer = self._receive(number)
-        if isinstance(answer, messages.Unread):
-            raise _FileError(answer.cause)
-        return answer
-
     def _receive(self, number: int) -> messages.ResultsMessage:
-        """The next answer to the request with this number.
-
-        Raises _Ended if we lose contact, or nothing comes for too long.
-        """
+        """The next answer with this number. Raises _Ended without contact."""
         heard_s = time.monotonic()
         while True:
             self._tick()

@@ -16,7 +16,7 @@ from typing import Any
 
 from tfcluster import schedulers
 from tfcluster.base.light_dataclasses import dataclass, field
-from tfcluster.console.views.results import progress_text, result_lines
+from tfcluster.console.views.status import progress_text, result_lines
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.live_run import LiveRun
@@ -49,8 +49,6 @@ _POLL_S = 0.02
 
 @dataclass(slots=True)
 class HostFetch:
-    """One fetch, from some hosts."""
-
     number: str | None
     """The number of the request; None: the fetch at the end of the run."""
     outcomes: Mapping[str, TransferOutcome]
@@ -64,10 +62,7 @@ class HostFetch:
 
 
 class ResultsFetcher:
-    """The fetches of one run, with their events in the record.
-
-    Every method is called from the launcher's one loop.
-    """
+    """The fetches of one run, with their events; for the launcher's one loop."""
 
     def __init__(self, run: LiveRun, hosts: Hosts) -> None:
         self._run = run
@@ -79,8 +74,6 @@ class ResultsFetcher:
         self._one_at_a_time = threading.Lock()
         self._shown_s = 0.0
 
-    # --- in -------------------------------------------------------------------------
-
     def received(self, host: str, message: Message) -> bool:
         """Take a message if it is about results; returns whether it was."""
         if not isinstance(message, ResultsMessage):
@@ -90,7 +83,6 @@ class ResultsFetcher:
         return True
 
     def lost(self, host: str, cause: str) -> None:
-        """Note that we have lost contact with a host."""
         self._inboxes[host].end(cause)
 
     def begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
@@ -142,7 +134,6 @@ class ResultsFetcher:
             self._record(TransferOutcome(host, cause=not_now, over=True), None)
 
     def leave(self, why: str) -> None:
-        """End all fetches soon."""
         for fetch in self._fetches:
             fetch.stop = fetch.stop or why
 
@@ -156,7 +147,6 @@ class ResultsFetcher:
         return tuple(p for p in patterns if not pattern_problem(p)), every
 
     def _chosen_hosts(self, *, every: bool) -> list[str]:
-        """All hosts of the run, or only the host of the chief, which has rank 0."""
         everywhere = {**self._job.left_out, **self._job.specs}
         hosts = dict.fromkeys(spec.place.host.name for spec in everywhere.values())
         if every:
@@ -170,13 +160,8 @@ class ResultsFetcher:
     def _job(self) -> Job:
         return self._run.job
 
-    # --- out ------------------------------------------------------------------------
-
     def finished(self, now_s: float) -> bool:
-        """Record the fetches that have ended, and show progress.
-
-        Returns whether the one at the end of the run is among them.
-        """
+        """Record and show fetches; returns whether the final one has ended."""
         ended = [fetch for fetch in self._fetches if fetch.over or _is_stuck(fetch)]
         for fetch in ended:
             self._fetches.remove(fetch)
@@ -193,7 +178,6 @@ class ResultsFetcher:
         return any(fetch is self._final for fetch in ended)
 
     def close(self) -> None:
-        """End all fetches, and record what they have achieved by then."""
         self.leave("the run has ended")
         until, pause = time.monotonic() + CLOSE_S, threading.Event()
         while self._fetches and time.monotonic() < until:
@@ -225,10 +209,7 @@ class ResultsFetcher:
 
 
 def _is_stuck(fetch: HostFetch) -> bool:
-    """Whether nothing has happened for STUCK_S; then the fetch is given up.
-
-    A fetch that waits for the one before it is not stuck.
-    """
+    """Whether nothing has happened for STUCK_S, unless it waits for another fetch."""
     steps = sum(outcome.steps for outcome in fetch.outcomes.values())
     now = time.monotonic()
     if steps != fetch.steps or steps == 0:
@@ -254,7 +235,6 @@ def progress_of(fetch: HostFetch) -> dict[str, dict[str, int]]:
 def event_fields(
     outcome: TransferOutcome, number: str | None, folder: str
 ) -> dict[str, Any]:
-    """The keys of the event ``results``; ``folder`` is the workdir here."""
     state = "fetched" if outcome.well else "incomplete"
     return {
         "request": number,

@@ -51,9 +51,7 @@ def run_end_command(
 ) -> str | None:
     """Run the Description's ``on_end``; returns why it failed, or None.
 
-    ``outcome`` is the object of ``status --json``. The command's output goes to a file
-    of the record. The command is ended after ``limit_s`` seconds, or as soon as
-    ``is_interrupted()`` is true.
+    It is ended after ``limit_s`` or ``is_interrupted()``; its output goes to a file.
     """
     argv = description.on_end
     if not argv:
@@ -94,7 +92,6 @@ def run_end_command(
 def _wait(
     process: subprocess.Popen[bytes], limit_s: float, is_interrupted: Callable[[], bool]
 ) -> int | None:
-    """The command's exit code; None if it had to be ended."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until and not is_interrupted():
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -136,10 +133,7 @@ def requeue(
     before: Earlier,
     record: Record,
 ) -> str:
-    """Ask the scheduler if ``restart.max`` permits it; returns a sentence about it.
-
-    ``before`` has the restarts of this run and of the runs before it.
-    """
+    """Ask the scheduler if ``restart.max`` permits it; returns a sentence about it."""
     restart, now_s = description.restart, time.time()
     counted = before.counted(now_s, restart.within_s)
     job = backend.job(environ)
@@ -160,7 +154,6 @@ def requeue(
 def _remember(
     paths: RunPaths, job: str, description: Description, now_s: float
 ) -> None:
-    """Note a job that the user wrote: this job will continue the run."""
     fields = {"job": job, "backend": description.backend, "name": description.name}
     with contextlib.suppress(OSError):
         if not paths.job.exists():

@@ -15,11 +15,10 @@ from tfcluster import schedulers
 from tfcluster.base.states import RunState
 from tfcluster.base.task_id import TaskId
 from tfcluster.console.display import DEFAULT, Display, is_debugging, is_terminal
-from tfcluster.console.line_folding import LineFolding, Shown
+from tfcluster.console.line_folding import Echo, HasGpus, LineFolding, Shown
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure, outcome, where_logs_are
 from tfcluster.console.views.progress import live_text
-from tfcluster.launcher.echo import Echo, HasGpus
 from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.plan.host_patterns import fold
 from tfcluster.record.files import open_private
@@ -33,8 +32,6 @@ _ROOT_WARNED = "root-warned"
 
 
 class RunOutput:
-    """Output for the user; never delays the run."""
-
     def __init__(
         self,
         screen: Screen,
@@ -43,17 +40,14 @@ class RunOutput:
         tasks: Iterable[str] = (),
         has_gpus: HasGpus = lambda task: None,
     ) -> None:
-        """Show output of ``tasks``; on a terminal, equal lines of them are shown once.
-
-        Into a file or a pipe, all lines go, for programs that read them.
-        """
+        """Show output of ``tasks``, on a terminal equal lines once."""
         self._screen = screen
         self._environ = environ
         self._display = display
         everything = display.everything or is_debugging(environ)
         self._echo = Echo(has_gpus, everything=everything)
         folds = is_terminal(sys.stdout, environ) and not everything
-        self._folding = LineFolding(tasks if folds and not display.only else ())
+        self._folding = LineFolding(tasks if folds else ())
         self._next_live_s = 0.0
 
     @classmethod
@@ -70,7 +64,6 @@ class RunOutput:
         return cls(screen, environ, display, tasks, lambda t: _has_gpus(current.job, t))
 
     def begin(self, job: Job) -> None:
-        """Show the run id, and warn root, once for all runs."""
         if not self._display.quiet:
             self._screen.say(f"run {job.run}")
         if os.geteuid() == 0 and _is_first(state_dir(self._environ) / _ROOT_WARNED):
@@ -103,7 +96,7 @@ class RunOutput:
             )
 
     def log(self, task: str, lines: Sequence[str], skipped: int) -> None:
-        if not self._display.shows(task):
+        if self._display.quiet:
             return
         chosen = self._echo.chosen(task, lines)
         if skipped:
@@ -124,10 +117,7 @@ class RunOutput:
         now_s: float,
         more: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Refresh the status line if it is due; ``view`` is called only then.
-
-        ``more`` says what else is going on while a run stops.
-        """
+        """Refresh the status line, with what ``more`` says, if it is due."""
         self._put(self._folding.due(time.monotonic()))
         if self._display.quiet or now_s < self._next_live_s:
             return
@@ -138,7 +128,6 @@ class RunOutput:
         self._screen.live(f"{text}, {rest}" if rest else text)
 
     def end(self, view: RunView) -> None:
-        """Show the table of tasks, any first failure, and where the logs are."""
         self._put(self._folding.rest())
         self._screen.live(None)
         self._screen.show(outcome(view, self._screen.style))
@@ -182,11 +171,7 @@ def _returning(job: Job) -> str:
 def exposure_warning(
     ports: Collection[int], away: Collection[str] = (), *, anyone: bool
 ) -> str | None:
-    """The warning for these ports; None if only the user can connect to them.
-
-    ``away`` has the hosts with these ports, if they are not on this host. ``anyone``:
-    any machine can connect, not only the hosts of the run.
-    """
+    """The warning for these ports, ``away`` or here; None: only the user connects."""
     if not ports:
         return None
     if away:

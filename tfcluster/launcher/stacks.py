@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.base.task_id import TaskId
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.live_run import Journal, LiveRun
 from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, blame
 from tfcluster.lifecycle.events import Stalled
 from tfcluster.protocol.requests import Request, StacksRequest
 
 
 class StallDetector:
-    """Detects stalls. ``answers`` receives the tasks' answers; ``send`` sends a
-    request to a host."""
+    """Detects stalls; ``send`` asks tasks, ``answers`` receives their answers."""
 
     def __init__(
         self,
@@ -32,10 +30,7 @@ class StallDetector:
     def check(
         self, now: float, running: Mapping[TaskId, str], *, well: bool
     ) -> Stalled | None:
-        """Ask for stacks if tasks have stalled; returns the verdict once they answered.
-
-        ``running`` maps tasks to hosts. ``well``: nothing has gone wrong yet.
-        """
+        """Ask for stacks if tasks (task -> host) stall; later returns the verdict."""
         expected = {
             task: host
             for task, host in running.items()
@@ -66,10 +61,7 @@ def ask_stacks(
     send: Callable[[str, Request], None],
     journal: Journal,
 ) -> None:
-    """Ask those of the running tasks (task -> host), or all if ``tasks`` is empty.
-
-    The event ``asked`` says which ones; an event ``stack`` follows for each answer.
-    """
+    """Ask these running tasks, or all; events ``asked`` and ``stack`` follow."""
     chosen = {t: host for t, host in running.items() if not tasks or str(t) in tasks}
     journal.event("asked", request=number, tasks=sorted(map(str, chosen)))
     _request_stacks(chosen, send)

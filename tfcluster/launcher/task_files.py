@@ -24,20 +24,14 @@ _KEPT = ("first", "last", "base_us", "names", "events")
 
 
 class _TaskFiles:
-    """One file per task, written by a thread that starts with the first data."""
-
     def __init__(self, path: Callable[[TaskId], Path]) -> None:
-        """``path`` returns a task's file."""
         self._path = path
         self._queue: SimpleQueue[tuple[TaskId, bytes] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._trouble: str | None = None
 
     def close(self, timeout_s: float) -> str | None:
-        """Write what is queued; give up after ``timeout_s``.
-
-        Returns why something could not be written; None if everything was.
-        """
+        """Write what is queued; returns why something could not be, or None."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout_s)
@@ -84,16 +78,12 @@ class _TaskFiles:
 
 
 class LogCopies(_TaskFiles):
-    """Copies of logs from hosts whose files we cannot see, from the lines they send.
-
-    The complete log stays where the task ran; a copy says where lines are missing.
-    """
+    """Copies of logs from hosts whose files we cannot see, from the lines they send."""
 
     def __init__(self, paths: RunPaths) -> None:
         super().__init__(paths.log)
 
     def add(self, task: TaskId, lines: Sequence[str], *, skipped: int, at: str) -> None:
-        """Queue lines; never blocks. ``skipped`` earlier lines are only on ``at``."""
         text = "".join(f"{line}\n" for line in lines)
         if skipped:
             log = self._path(task)
@@ -102,11 +92,7 @@ class LogCopies(_TaskFiles):
 
 
 class TraceFiles(_TaskFiles):
-    """The tasks' own trace events, in files of whole lines.
-
-    When a task's file has ``limit_bytes``, it becomes the older one of two files, so
-    that the newest events are kept.
-    """
+    """The tasks' own trace events, of which ``limit_bytes`` or more are kept."""
 
     def __init__(self, paths: RunPaths, limit_bytes: int = TRACE_BYTES) -> None:
         super().__init__(paths.trace)
@@ -116,7 +102,6 @@ class TraceFiles(_TaskFiles):
     def add(
         self, task: TaskId, attempt: int, host: str, batch: Mapping[str, Any]
     ) -> None:
-        """Queue a batch that a task has sent, which may be anything; never blocks."""
         kept = {key: batch[key] for key in _KEPT if key in batch}
         line = {"attempt": attempt, "host": host, **kept}
         self._put(task, json.dumps(line, separators=(",", ":")).encode() + b"\n")

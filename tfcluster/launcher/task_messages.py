@@ -1,15 +1,18 @@
-"""Shows and records agents' messages about tasks; turns them into events."""
+"""Shows and records agents' messages about tasks; turns them into events.
+
+Also says in one sentence why a task ended.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.task_id import TaskId
-from tfcluster.launcher.exit_causes import cause_of_exit, looks_like_victim
 from tfcluster.launcher.host_facts import HostFacts
 from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.progress import Answer, metrics
@@ -51,16 +54,12 @@ class TaskMessages:
         self._ends = EndOrder()
 
     def facts(self, task: TaskId, attempt: int) -> dict[str, Any]:
-        """Facts about an attempt for the record, such as host and pid."""
         return self._facts.get((task, attempt), {})
 
     def received(
         self, host: str, message: messages.Message, now: float
     ) -> list[events.Event]:
-        """The lifecycle events that result from a message.
-
-        Raises ProtocolError if it is about a task that this host does not have.
-        """
+        """The lifecycle events of a message. Raises ProtocolError."""
         match message:
             case messages.Note(text, signal):
                 self._run.say(_of_host(host, text))
@@ -85,8 +84,10 @@ class TaskMessages:
                 return [events.TaskStarted(task, attempt)]
             case messages.Listening():
                 return [events.TaskListening(task, attempt)]
-            case messages.Intruder():
-                return [events.TaskUnstartable(task, attempt, _intrusion(message))]
+            case messages.Intruder(port=port, pid=pid, uid=uid):
+                who = f"a process of uid {uid}" if pid is None else f"pid {pid}"
+                cause = f"its port {port} is held by {who}"
+                return [events.TaskUnstartable(task, attempt, cause)]
             case messages.Failed(cause=cause):
                 return [events.TaskUnstartable(task, attempt, cause)]
             case messages.Exited():
@@ -139,7 +140,6 @@ class TaskMessages:
     def _event(
         self, host: str, key: tuple[TaskId, int], event: Mapping[str, Any], now: float
     ) -> None:
-        """Handle an event from the task itself, which may send anything."""
         kind = event.get("type")
         if kind not in _UNLIMITED and not self._may_say_more(key):
             return
@@ -233,12 +233,6 @@ def _of_host(host: str, text: str) -> str:
     return f"{host}: {text}" if rest == text else f"{warning}{host}: {rest}"
 
 
-def _intrusion(intruder: messages.Intruder) -> str:
-    uid, pid = intruder.uid, intruder.pid
-    who = f"a process of uid {uid}" if pid is None else f"pid {pid}"
-    return f"its port {intruder.port} is held by {who}"
-
-
 _REMEMBERED = 256
 _STEP_S = 1e-6
 """The distance between two ends if only their order is known."""
@@ -251,11 +245,7 @@ class EndOrder:
         self._ends: dict[str, deque[tuple[int, float]]] = {}
 
     def at_s(self, host: str, number: int, about_s: float) -> float:
-        """The time of an end that happened at about ``about_s``.
-
-        Reports are delayed by varying amounts, so the numbers decide the order of two
-        ends on one host, and the times are adjusted to it.
-        """
+        """When an end at about ``about_s`` was, in order of the numbers."""
         ends = self._ends.setdefault(host, deque(maxlen=_REMEMBERED))
         before = max((s for n, s in ends if n < number), default=-math.inf)
         after = min((s for n, s in ends if n > number), default=math.inf)
@@ -265,3 +255,75 @@ class EndOrder:
             about_s = (low + high) / 2
         ends.append((number, about_s))
         return about_s
+
+
+_SIGNALS = {
+    "SIGKILL": "killed by SIGKILL",
+    "SIGTERM": "ended by SIGTERM",
+    "SIGINT": "ended by SIGINT",
+    "SIGHUP": "ended by SIGHUP",
+    "SIGSEGV": "crashed with SIGSEGV (segmentation fault)",
+    "SIGBUS": "crashed with SIGBUS (bad memory access, or a full /dev/shm)",
+    "SIGABRT": "aborted (SIGABRT)",
+    "SIGILL": "crashed with SIGILL (an instruction that this CPU lacks)",
+    "SIGFPE": "crashed with SIGFPE (arithmetic error)",
+    "SIGXCPU": "ran over its CPU time limit (SIGXCPU)",
+}
+
+# The last line of a traceback: a dotted class name, perhaps with a message.
+_EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)(?::.*)?")
+_ADDRESS = re.compile(r"address already in use|could not start grpc server", re.I)
+# Output of a task that failed only because one of its peers did.
+_VICTIM = re.compile(
+    r"PeerLostError|UnavailableError|Connection reset by peer|Socket closed|"
+    r"failed to connect to all addresses|coordination service|Broken pipe|"
+    r"heartbeat timeout",
+    re.I,
+)
+_MAX_CHARS = 300
+
+
+def cause_of_exit(
+    *, code: int | None, signal: str | None, oom: bool, tail: Sequence[str]
+) -> str | None:
+    """One sentence; None if the task ended well. ``tail`` has its last output lines."""
+    if signal is not None:
+        text = _SIGNALS.get(signal, f"killed by {signal}")
+        if oom:
+            return f"{text}: out of memory (the kernel's OOM killer)"
+        reason = _abort_reason(tail) if signal == "SIGABRT" else None
+        return f"{text}: {reason}" if reason else text
+    if code == 0:
+        return None
+    error = last_words(tail)
+    if code == 127 and error is None:
+        return "exited with code 127 (command not found?)"
+    return error or f"exited with code {code}"
+
+
+def last_words(tail: Sequence[str]) -> str | None:
+    """The last exception (or known error message) in these last lines of output."""
+    for line in reversed(tail):
+        text = line.strip()
+        if _ADDRESS.search(text):
+            return _cut(f"address in use: {text}")
+        if _EXCEPTION.fullmatch(text) and not line[:1].isspace():
+            return _cut(text)
+    return None
+
+
+def looks_like_victim(cause: str | None, tail: Sequence[str]) -> bool:
+    """Whether the task seems to have failed because another one had."""
+    last = last_words(tail)
+    return any(text and _VICTIM.search(text) for text in (cause, last))
+
+
+def _abort_reason(tail: Sequence[str]) -> str | None:
+    for line in reversed(tail):
+        if "Check failed" in line or line.startswith(("F0", "terminate called")):
+            return _cut(line.strip())
+    return None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"

@@ -10,8 +10,7 @@ from functools import cached_property
 from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.task_id import TaskId
-from tfcluster.launcher.clocks import clock_warnings
-from tfcluster.launcher.host_facts import machine_warnings, threads_env
+from tfcluster.launcher.host_facts import clock_warnings, machine_warnings, threads_env
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job, is_awaited, search_paths, warm_env
 from tfcluster.launcher.live_run import LiveRun
@@ -24,10 +23,7 @@ from tfcluster.record.files import replace_json
 
 
 class TaskStarts:
-    """Starts the tasks of the current job."""
-
     def __init__(self, run: LiveRun, hosts: Hosts, cold: Container[TaskId]) -> None:
-        """``cold``: the tasks whose program needs a fresh interpreter."""
         self._run = run
         self._hosts = hosts
         self._cold = cold
@@ -44,12 +40,10 @@ class TaskStarts:
         return self._hosts.ports()
 
     def address(self, task: TaskId) -> str | None:
-        """The address of a task that starts; None if nobody connects to it."""
         spec = self._job.specs[task]
         return address(spec.place, self._ports.get(task)) if spec.needs_port else None
 
     def located(self, job: Job) -> Job:
-        """The job with what its hosts have reported. Raises StartError."""
         return job.located(self._hosts.located(job.allocation.hosts))
 
     def replanned(self, *, new_hosts: bool) -> None:
@@ -84,7 +78,12 @@ class TaskStarts:
             self._record_plan(cluster)
         if self._has_new_hosts:
             self._has_new_hosts = False
-            self._show_hosts()
+            shares, show = self._hosts.facts.shares_files, self._run.show
+            show.ports(self._job, self._ports)
+            for warning in clock_warnings(self._hosts.clock_leads_s):
+                self._run.say(warning)
+            apart = [h for h in self._run.plan.hosts() if not shares(h)]
+            show.places(self._job, apart, self._hosts.files.copies())
         closed = self._job.description.expose == "run"
         facts = _StartFacts(
             cluster=cluster,
@@ -107,7 +106,6 @@ class TaskStarts:
         return events
 
     def _record_plan(self, cluster: Cluster) -> None:
-        """Record the plan with the tasks' ports."""
         job = self._job
         document = plan_document(
             job.description,
@@ -120,16 +118,7 @@ class TaskStarts:
         with contextlib.suppress(OSError):  # events have the addresses, too
             replace_json(self._run.paths.plan, task_parts(document, cluster))
 
-    def _show_hosts(self) -> None:
-        facts = self._hosts.facts
-        self._run.show.ports(self._job, self._ports)
-        for warning in clock_warnings(self._hosts.clock_leads_s):
-            self._run.say(warning)
-        apart = [h for h in self._run.plan.hosts() if not facts.shares_files(h)]
-        self._run.show.places(self._job, apart, self._hosts.files.copies())
-
     def _request(self, spec: TaskSpec, attempt: int, facts: _StartFacts) -> Start:
-        """The request to start an attempt, with the paths on its host."""
         job, hosts, task = self._job, self._hosts, spec.task
         host = spec.place.host.name
         package = hosts.facts.package(host)
@@ -164,8 +153,6 @@ class TaskStarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StartFacts:
-    """What is known of all tasks once their hosts are ready."""
-
     cluster: Cluster
     parameter_ports: Mapping[TaskId, int]
     """The second port of each ps that has one."""

@@ -30,8 +30,6 @@ _WITNESSES = 4
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a folder at the time of the listing."""
-
     root: Path
     folder: str
     """The destination on each host."""
@@ -40,7 +38,6 @@ class Listing:
     """Inodes of some paths: a host that sees the same inodes shares our file system."""
 
     def sync_requests(self) -> Iterator[requests.SyncRequest]:
-        """The requests that send this list to a host."""
         rows: list[File] = []
         size = 0
         for entry in self.entries:
@@ -61,10 +58,7 @@ class Listing:
         )
 
     def part(self, index: int, offset: int, length: int) -> Part:
-        """A part of a file; its data is None if it cannot be read.
-
-        Raises IndexError or OverflowError if there is no such file or part.
-        """
+        """A part, without data if unreadable. Raises IndexError, OverflowError."""
         if length > MAX_PART_BYTES:
             raise IndexError(index)
         path = self.root / self.entries[index].path
@@ -78,10 +72,7 @@ class Listing:
 
 
 def listing(root: Path, sync: Sync) -> Listing:
-    """List a folder's files. Follows links to files, but not links to folders.
-
-    Raises StartError if something cannot be read, or there are too many files or bytes.
-    """
+    """List a folder's files, following links to files. Raises StartError."""
     try:
         return _listing(root, sync)
     except OSError as error:
@@ -120,10 +111,7 @@ def _listing(root: Path, sync: Sync) -> Listing:
 
 
 def witnesses(root: Path) -> tuple[tuple[str, int], ...]:
-    """Inodes of a folder and of its oldest files; empty if there is no folder.
-
-    These are the oldest files because tasks do not replace them while the hosts look.
-    """
+    """Inodes of a folder and of its oldest files, which tasks do not replace."""
     try:
         with os.scandir(root) as entries:
             files = [file for file in entries if file.is_file(follow_symlinks=False)]
@@ -170,7 +158,6 @@ class WorkdirSender:
         self._cwd: dict[str, str] = {}
 
     def begin(self, host: str) -> None:
-        """Send a host the list; the host then asks for the files that it lacks."""
         if self._files is not None:
             for request in self._files.sync_requests():
                 self._send(host, request)
@@ -186,7 +173,6 @@ class WorkdirSender:
             raise ProtocolError(f"these parts do not exist: {wanted.parts}") from error
 
     def synced(self, host: str, synced: Synced) -> None:
-        """Note that a host has all files, and where."""
         self._cwd[host] = synced.cwd
 
     def cwd(self, host: str, planned: str) -> str:
@@ -200,7 +186,6 @@ class WorkdirSender:
         return self._cwd[host] != str(self._files.root)
 
     def copies(self) -> dict[str, list[str]]:
-        """Folder -> the hosts that have copies in it."""
         copies: dict[str, list[str]] = {}
         for host, cwd in self._cwd.items():
             if self.has_copy(host):

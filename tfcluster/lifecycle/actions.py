@@ -10,16 +10,12 @@ from tfcluster.base.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class StartTasks:
-    """Compose and start these tasks, each in its current attempt."""
-
     tasks: tuple[TaskId, ...]
     attempts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Make a plan for the remaining ``hosts``; answer with ``Replanned``."""
-
     hosts: frozenset[str]
 
 
@@ -34,10 +30,7 @@ class StopTasks:
 
 @dataclass(frozen=True, slots=True)
 class FetchResults:
-    """Fetch files from these hosts; answer with ``ResultsFetched``.
-
-    With ``not_now``, fetch nothing, note this reason, and do not answer.
-    """
+    """Fetch files, answer ``ResultsFetched``; with ``not_now``, note the reason."""
 
     hosts: tuple[str, ...]
     not_now: str | None = None
@@ -52,8 +45,6 @@ class LeaveResults:
 
 @dataclass(frozen=True, slots=True)
 class CloseHosts:
-    """Have these hosts' agents stop what is left, sweep and exit."""
-
     hosts: tuple[str, ...]
     grace_s: float
 
@@ -87,16 +78,12 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class SetRunState:
-    """The run's state changed; for the record."""
-
     state: RunState
     reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetTaskState:
-    """A task's state changed; for the record."""
-
     task: TaskId
     attempt: int
     state: TaskState
@@ -124,8 +111,6 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Nothing is left to do. ``exit_code`` is what the launcher exits with."""
-
     state: RunState
     exit_code: int
 

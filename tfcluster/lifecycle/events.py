@@ -10,16 +10,13 @@ from tfcluster.lifecycle.state import Plan
 
 @dataclass(frozen=True, slots=True)
 class HostReady:
-    """The host's agent has said hello and holds the ports; its warm interpreters are
-    ready."""
+    """The host's agent said hello and holds the ports; warm interpreters are ready."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class HostFailed:
-    """The host could not be prepared."""
-
     host: str
     cause: str
     exit_code: ExitCode = ExitCode.START
@@ -45,8 +42,6 @@ class AgentAskedToStop:
 
 @dataclass(frozen=True, slots=True)
 class HostClosed:
-    """The host's agent stopped everything and exited."""
-
     host: str
 
 
@@ -92,8 +87,6 @@ class TaskSettled:
 
 @dataclass(frozen=True, slots=True)
 class TaskUnstartable:
-    """The task could not be started, or something else has its port."""
-
     task: TaskId
     attempt: int
     cause: str
@@ -144,16 +137,12 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class LauncherFault:
-    """The launcher itself cannot continue."""
-
     cause: str
     exit_code: ExitCode = ExitCode.RESOURCES
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A deadline set by ``SetDeadline`` has passed."""
-
     deadline: str
 
 

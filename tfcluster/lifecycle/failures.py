@@ -10,12 +10,17 @@ from tfcluster.base.light_dataclasses import replace
 from tfcluster.base.states import TaskState
 from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle import actions, events
-from tfcluster.lifecycle.state import HostState, Phase, Plan, Role, State, TaskStatus
-from tfcluster.lifecycle.transitions import (
+from tfcluster.lifecycle.state import (
     BACKOFF,
     LEASE,
     RESTART,
     VERDICT,
+    HostState,
+    Phase,
+    Plan,
+    Role,
+    State,
+    TaskStatus,
     Turn,
     alive,
     of,
@@ -108,13 +113,11 @@ def _can_be_got_over(failure: actions.Failure) -> bool:
 
 
 def lost_hosts(state: State) -> frozenset[str]:
-    """The hosts that are gone and have tasks of the current plan."""
     used = set(state.plan.tasks.values())
     return frozenset(h for h in used if state.hosts[h] is HostState.GONE)
 
 
 def _enough_are_left(state: State) -> bool:
-    """Whether training can continue without the lost hosts."""
     least, lost = state.plan.min_training, lost_hosts(state)
     if least is None:
         return False
@@ -188,7 +191,6 @@ def _what_happened(cause: actions.Failure) -> str:
 
 
 def host_lost(turn: Turn, event: events.HostLost) -> None:
-    """Give up the host's tasks; the run ends, or continues on the remaining hosts."""
     state, host = turn.state, event.host
     if state.hosts[host] is HostState.GONE:
         return
@@ -220,7 +222,6 @@ def host_lost(turn: Turn, event: events.HostLost) -> None:
 
 
 def is_idle(state: State, host: str) -> bool:
-    """Whether the host has no task, so that the run does not need it."""
     return host not in state.plan.tasks.values()
 
 

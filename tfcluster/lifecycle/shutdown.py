@@ -11,8 +11,12 @@ from tfcluster.base.errors import ExitCode
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.lifecycle import actions
 from tfcluster.lifecycle.failures import fail, reach_verdict
-from tfcluster.lifecycle.state import HostState, Phase, Role, Stage, State
-from tfcluster.lifecycle.transitions import (
+from tfcluster.lifecycle.state import (
+    HostState,
+    Phase,
+    Role,
+    Stage,
+    State,
     Turn,
     alive,
     any_alive,
@@ -68,10 +72,7 @@ def interrupt(turn: Turn, code: ExitCode) -> None:
 
 
 def stopped_elsewhere(turn: Turn) -> None:
-    """Handle an agent that ends, or was told to end, but not by this launcher.
-
-    That happens when somebody cancels the steps of a Slurm job but not its script.
-    """
+    """Handle an agent that somebody else told to end, such as a step of Slurm."""
     _excuse(turn)
     if turn.state.phase is not Phase.ENDING:
         turn.state.interrupted = ExitCode.TERMINATED
@@ -92,9 +93,8 @@ def _stop_gently(turn: Turn, code: ExitCode) -> None:
 def _excuse(turn: Turn) -> None:
     """Drop pending failures by SIGTERM, because the run was told to end.
 
-    Schedulers signal agents, tasks and the launcher, and any of them may end first. So
-    a task that has just died of SIGTERM counts as stopped, not as failed, and so do its
-    peers that cannot go on without it, unless something else has failed as well.
+    Schedulers signal agents, tasks and the launcher in any order: a task that has just
+    died of SIGTERM was stopped, and so were its peers, unless something else failed.
     """
     state = turn.state
     stopped = [failure for failure in state.pending if failure.signal == "SIGTERM"]
@@ -121,11 +121,7 @@ def _kill(turn: Turn) -> None:
 
 
 def fetch(turn: Turn) -> None:
-    """Fetch the files of the tasks, which have ended, before agents end; unless the end
-    is urgent.
-
-    A run in which no task was started has no results.
-    """
+    """Fetch the files of tasks, if any has started, unless the end is urgent."""
     state, plan = turn.state, turn.state.plan
     hosts = tuple(h for h, word in state.hosts.items() if word is HostState.READY)
     ran = any(status.state is not TaskState.PENDING for status in state.tasks.values())
@@ -172,7 +168,6 @@ def _leave(turn: Turn) -> None:
 
 
 def _give_up(turn: Turn) -> None:
-    """Give every task a final state; the fate of tasks that ran is unknown."""
     for task, status in turn.state.tasks.items():
         if not status.state.final:
             word = TaskState.LOST if alive(status) else TaskState.STOPPED

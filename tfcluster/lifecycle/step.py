@@ -39,15 +39,6 @@ from tfcluster.lifecycle.shutdown import (
     stopped_elsewhere,
 )
 from tfcluster.lifecycle.state import (
-    HostState,
-    Phase,
-    Plan,
-    Role,
-    Stage,
-    State,
-    TaskStatus,
-)
-from tfcluster.lifecycle.transitions import (
     BACKOFF,
     CLOSE,
     EVALUATOR,
@@ -56,6 +47,13 @@ from tfcluster.lifecycle.transitions import (
     START,
     STOP,
     VERDICT,
+    HostState,
+    Phase,
+    Plan,
+    Role,
+    Stage,
+    State,
+    TaskStatus,
     Turn,
     alive,
     any_alive,
@@ -76,11 +74,7 @@ Result = tuple[State, list[actions.Action]]
 
 
 def begin(plan: Plan, earlier: Sequence[float] = ()) -> Result:
-    """The state before anything has happened, and the first actions.
-
-    ``earlier``: how many seconds ago each restart happened that the job has had in
-    previous runs and that still counts.
-    """
+    """The first state and actions; ``earlier``: ages in s of counted restarts."""
     hosts = dict.fromkeys(plan.tasks.values(), HostState.STARTING)
     tasks = dict.fromkeys(plan.tasks, TaskStatus())
     state = State(plan=plan, hosts=hosts, tasks=tasks, counted=len(earlier))
@@ -99,7 +93,6 @@ def begin(plan: Plan, earlier: Sequence[float] = ()) -> Result:
 
 
 def step(state: State, event: events.Event) -> Result:
-    """The state after ``event``, and the actions to perform, in order."""
     if state.phase is Phase.OVER:
         return state, []
     turn = Turn(state)
@@ -150,15 +143,11 @@ def _handle(turn: Turn, event: events.Event) -> None:
                 _handle_task(turn, event, status)
 
 
-# --- tasks --------------------------------------------------------------------------
-
-
 def _handle_task(
     turn: Turn,
     event: events.TaskEvent,
     status: TaskStatus,
 ) -> None:
-    """Handle an event of a task's current attempt."""
     tasks, task = turn.state.tasks, event.task
     match event:
         case events.TaskStarted():
@@ -242,9 +231,6 @@ def _failed(turn: Turn, event: events.TaskExited, cause: str, again: bool) -> No
     fail(turn, failure)
 
 
-# --- deadlines ----------------------------------------------------------------------
-
-
 def _expire(turn: Turn, deadline: str) -> None:
     state = turn.state
     if deadline.startswith(LEASE):
@@ -262,9 +248,6 @@ def _expire(turn: Turn, deadline: str) -> None:
             CLOSE: close_expired,
         }
         expired[deadline](turn)
-
-
-# --- moving on ----------------------------------------------------------------------
 
 
 def _advance(turn: Turn) -> None:
@@ -319,8 +302,7 @@ def _advance_restart(turn: Turn) -> None:
 
 
 def _is_over(state: State, task: TaskId) -> bool:
-    """Whether the task has ended and left no process that could disturb the next
-    attempt."""
+    """Whether it has ended, and left no process that disturbs the next attempt."""
     status = state.tasks[task]
     gone = state.hosts[state.plan.tasks[task]] is HostState.GONE
     return status.state.final and (status.settled or gone)

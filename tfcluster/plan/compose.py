@@ -7,20 +7,121 @@ share is computed once.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import PurePath
 
 from tfcluster.base.errors import StartError
 from tfcluster.base.isolated_import import PACKAGE_ROOT, module_argv
 from tfcluster.base.light_dataclasses import as_dict, dataclass, replace
 from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
-from tfcluster.plan import program
 from tfcluster.plan.model import Description, Interpreter, Runtime, Strategy
 from tfcluster.plan.placement import Place
-from tfcluster.plan.program import Program
-from tfcluster.plan.transport_choice import AUTO, TENSORFLOW, chosen_transport
+
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+# python(1): flags may be joined (-uB); the last letter of a word may take a value,
+# which is the rest of that word or the next word.
+_OPTION = re.compile(
+    r"-(?P<flags>[bBdEhiIOPqRsSuvVx?]*)(?:(?P<valued>[mcWX])(?P<value>.*))?", re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    argv: tuple[str, ...]
+    python: Interpreter = ()
+    """The interpreter; empty if the command is not known to be Python."""
+    options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    """The arguments for ``tfcluster.runtime.task.bootstrap``, such as ``run train.py``.
+
+    Empty if the command is not a Python program, which is executed as it is.
+    """
+
+    @property
+    def forkable(self) -> bool:
+        """Whether a warm interpreter can run it: no option changes the interpreter."""
+        return bool(self.arguments) and set(self.options) <= {"-u"}
+
+
+def parse(command: Sequence[str], python: Interpreter) -> Program:
+    """Parse a command; ``python`` replaces a leading ``python`` or ``python3``."""
+    head, rest = command[0], list(command[1:])
+    if not _PYTHON.fullmatch(PurePath(head).name):
+        return Program(argv=tuple(command))
+    interpreter = python if head in ("python", "python3") else (head,)
+    opaque = Program(argv=(*interpreter, *rest), python=interpreter)
+    options: list[str] = []
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "-m", "-c"):
+        option = _OPTION.fullmatch(rest.pop(0))
+        if option is None:
+            return opaque
+        flags, valued, value = option.group("flags", "valued", "value")
+        if flags:
+            options.append(f"-{flags}")
+        if valued is None:
+            continue
+        if not value and not rest:
+            return opaque
+        words = [f"-{valued}", value or rest.pop(0)]
+        if valued in "mc":
+            rest[:0] = words
+            break
+        options += words
+    if not rest or rest[0] == "-" or (rest[0] in ("-m", "-c") and len(rest) < 2):
+        return opaque
+    return Program(opaque.argv, interpreter, tuple(options), ("run", *rest))
+
+
+AUTO, HOST, TENSORFLOW = "auto", "host", "tensorflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A transport, and why it was chosen, as a part of a sentence."""
+
+    transport: str
+    """The transport; ``auto`` if it cannot be known yet."""
+    reason: str
+
+
+def chosen_transport(runtime: Runtime, places: Sequence[Place]) -> Choice:
+    """The transport; auto: tensorflow if each rank has its own GPU, else host."""
+    if runtime.transport != AUTO:
+        return Choice(runtime.transport, "as configured")
+    if obstacle := _obstacle(runtime):
+        return Choice(HOST, obstacle)
+    ranks = [place for place in places if place.rank is not None]
+    if len(ranks) < 2:
+        return Choice(HOST, "there is only one rank")
+    for place in ranks:
+        if place.gpus == () or (place.gpus is None and place.host.gpus == ()):
+            return Choice(HOST, f"{place.task} has no GPU")
+    owners: dict[tuple[str, str], Place] = {}
+    for place in ranks:
+        for gpu in place.gpus_of_machine:
+            other = owners.setdefault(gpu, place)
+            if other is not place:
+                shared = f"share GPU {gpu[1]} of {place.host.name}"
+                return Choice(HOST, f"{other.task} and {place.task} {shared}")
+    if any(place.gpus is None for place in ranks):
+        return Choice(AUTO, "the GPUs of the hosts are not known yet")
+    return Choice(TENSORFLOW, "each rank has a GPU to itself")
+
+
+def _obstacle(runtime: Runtime) -> str:
+    """Why ``auto`` is ``host`` on any GPUs; empty: nothing prevents ``tensorflow``."""
+    if runtime.strategy is not Strategy.COLLECTIVE:
+        return f"the strategy is {runtime.strategy}"
+    if runtime.shards is not None:
+        return "runtime.shards adds gradients in its own order"
+    if runtime.error_feedback:
+        return "runtime.error_feedback needs it"
+    return ""
+
 
 BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
 WARM = "tfcluster.runtime.warm.preloader"
@@ -42,10 +143,7 @@ PARAMETER_SERVICE = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One task, as far as we know it before any host is contacted.
-
-    All but the place and the GPUs is the same for the tasks of a type.
-    """
+    """One task before any host is contacted; most is the same for its type."""
 
     place: Place
     program: Program
@@ -124,7 +222,6 @@ class TaskSpec:
 
     @property
     def own_env(self) -> dict[str, str]:
-        """The variables of this task alone."""
         place, filters = self.place, self.device_filters
         env = {"TFCLUSTER_TASK": str(self.task)}
         if place.rank is not None:
@@ -167,10 +264,7 @@ def compose(
     places: Sequence[Place],
     uses_tensorflow: UsesTensorFlow,
 ) -> tuple[TaskSpec, ...]:
-    """The TaskSpec of every task, in listing order.
-
-    ``uses_tensorflow`` returns whether a program is worth a warm interpreter.
-    """
+    """The TaskSpec of every task, in listing order."""
     by_type = {placed.task.type: placed for placed in places}
     examples = [_spec(description, p, uses_tensorflow) for p in by_type.values()]
     return place_specs(description.runtime, examples, places)
@@ -211,7 +305,7 @@ def _spec(
         argv = (*python, "-m", BOOTSTRAP, "server")
         parsed = Program(argv=argv, python=python, arguments=("server",))
     else:
-        parsed = program.parse(group.command or description.command, python)
+        parsed = parse(group.command or description.command, python)
     warm = None
     if runtime.warm_start and parsed.forkable and (server or uses_tensorflow(parsed)):
         # Modules read the environment at import, and a fork inherits the result:
@@ -255,10 +349,7 @@ def _shared_env(
 
 
 def warm_specs(specs: Iterable[TaskSpec]) -> dict[str, TaskSpec]:
-    """The warm interpreters that fork these tasks, which are the tasks of one host.
-
-    By key, with one task of each.
-    """
+    """The warm interpreters of a host: key -> one of its tasks."""
     first: dict[str, TaskSpec] = {}
     for spec in specs:
         if spec.warm is not None and spec.python:
@@ -284,10 +375,7 @@ def cluster_of(specs: Sequence[TaskSpec], ports: Mapping[TaskId, int]) -> Cluste
 
 
 def provisional_cluster(specs: Sequence[TaskSpec]) -> Cluster:
-    """The ClusterSpec for a plan.
-
-    Raises StartError if TF_CONFIG with five-digit ports would be too long.
-    """
+    """The ClusterSpec for a plan. Raises StartError if TF_CONFIG would be too long."""
     widest = cluster_of(specs, {spec.task: 65535 for spec in specs})
     last = {spec.task.type: spec.task for spec in specs}
     widest.require_fit(tuple(last.values()))
@@ -317,7 +405,6 @@ class Cluster:
         return json.dumps(self.jobs, separators=(",", ":"))
 
     def tf_config(self, task: TaskId) -> str:
-        """The TF_CONFIG of one task, as JSON."""
         return (
             f'{{"cluster":{self._text},'
             f'"task":{{"type":"{task.type}","index":{task.index}}}}}'

@@ -25,10 +25,7 @@ def to_plain(value: object) -> Any:
 
 
 def from_plain(kind: Any, value: Any) -> Any:
-    """The inverse of ``to_plain``. Raises KeyError, TypeError or ValueError.
-
-    A missing field gets its default.
-    """
+    """The inverse of ``to_plain``. Raises KeyError, TypeError or ValueError."""
     if kind is Any:
         return value
     origin, arguments = get_origin(kind), get_args(kind)

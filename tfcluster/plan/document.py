@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import FORMAT_VERSION
-from tfcluster.plan.compose import Cluster, TaskSpec, address
+from tfcluster.plan.compose import Choice, Cluster, TaskSpec, address, chosen_transport
 from tfcluster.plan.model import Allocation, Description, Requirements, Secret
-from tfcluster.plan.transport_choice import Choice, chosen_transport
 from tfcluster.protocol.wire import WORKDIR
 
 if TYPE_CHECKING:
-    from tfcluster.documents.plan import (
+    from tfcluster.documents.checks import (
         PlannedEnvironment,
         PlannedHost,
         SharedPlan,
@@ -40,10 +39,7 @@ def plan_document(
     ports: Mapping[TaskId, int] | None = None,
     transport: Choice | None = None,
 ) -> SharedPlan:
-    """The plan without TF_CONFIG, secrets masked. ``logs`` is the log folder.
-
-    ``transport`` defaults to what the places of ``specs`` say.
-    """
+    """The plan without TF_CONFIG, secrets masked; ``logs`` is the log folder."""
     hidden = {name: _hidden(secret) for name, secret in description.secrets.items()}
     tasks = [_task_json(spec, ports or {}, hidden, logs) for spec in specs]
     hosts: list[PlannedHost] = [
@@ -128,5 +124,4 @@ def plan_lines(
 
 
 def task_parts(document: SharedPlan, cluster: Cluster) -> Json:
-    """The document for ``plan.json``, which holds the cluster only once."""
     return {**document, "cluster": {job: list(a) for job, a in cluster.jobs.items()}}

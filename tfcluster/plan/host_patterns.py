@@ -56,10 +56,7 @@ def expand(text: str, *, limit: int = 10_000) -> list[str]:
 
 
 def split(text: str) -> list[tuple[str, int]]:
-    """The items between top-level commas, stripped, each with its column (from 1).
-
-    Raises HostlistError for brackets that do not match and for empty items.
-    """
+    """The items between top-level commas, with columns from 1. Raises HostlistError."""
     items: list[tuple[str, int]] = []
     start = 0
     for end in _commas(text):
@@ -163,11 +160,7 @@ def _padded(width: int, number: int) -> str:
 
 
 def fold(names: Sequence[str]) -> str:
-    """A short text for ``names``, for messages: ``expand(fold(names)) == names``.
-
-    Adjacent names that differ in one number share a bracket; order and duplicates are
-    kept.
-    """
+    """A short text for ``names`` in order: ``expand(fold(names)) == names``."""
     items: list[str] = []
     start = 0
     while start < len(names):

@@ -41,27 +41,25 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskGroup:
-    """All tasks of one type."""
-
     count: int = 1
     gpus: int | None = None
     """GPUs per task; None: an even share of its host's GPUs."""
     env: Mapping[str, str] = field(default_factory=dict)
     command: tuple[str, ...] | None = None
     server: bool = False
-    """Whether the tasks run a built-in TensorFlow server instead of the command."""
     min: int | None = None
     """The number of tasks that suffices to continue after a host is lost; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
+    """The settings of ``runtime:``, which ``config.models`` explains."""
+
     strategy: Strategy = Strategy.COLLECTIVE
     transport: str = "auto"
     bucket_mb: float = 25.0
     compression: str = "none"
     error_feedback: bool = False
-    """Whether what compression removes from a gradient is added to the next one."""
     batch: str = "global"
     shards: int | None = None
     """The number of parts of every batch, on any number of ranks; None: one part for
@@ -69,31 +67,21 @@ class Runtime:
     shard_optimizer: bool = False
     """Whether each rank holds a piece of the optimizers' variables."""
     data: str = "shared"
-    """shared | seed_offset: with seed_offset, each rank shuffles all data by itself."""
     sync_every: int | None = None
-    """local_sgd: steps between averagings; None: 100, or ``sync_seconds`` counts."""
     sync_seconds: float | None = None
     synchronous: bool = False
     chief_only: tuple[str, ...] = ("summary",)
-    """print | summary: what only the chief does."""
     files: str = "auto"
-    """private | shared | auto: whether each rank but the chief sees its own files."""
     warm_start: bool = True
     stall_warning_s: float | None = 60.0
     """After this delay a late rank is asked for its stack; None: never."""
     stall_timeout_s: float | None = 1800.0
-    """After this delay a late rank is given up; None: never. Saving and compiling
-    can take long."""
     require_exchange: bool = True
-    """Whether a training task that exchanges nothing with the others is a failure."""
     trace: bool = False
-    """Whether the ranks record their steps and exchanges."""
     trace_steps: int | None = None
-    """Only this many steps of each attempt are recorded; None: all."""
 
     @property
     def divides(self) -> bool:
-        """Whether the program's batch is the global batch, which the ranks divide."""
         return self.batch == "global" and self.data == "shared"
 
 
@@ -129,7 +117,6 @@ class Host:
 
     @property
     def task_python(self) -> Interpreter | None:
-        """The host's interpreter for tasks; None: the Description's interpreter."""
         return self.prepared_python or self.python
 
     @property
@@ -138,7 +125,6 @@ class Host:
 
     @property
     def reached_by(self) -> str:
-        """The address, or the host's own name if there is no address."""
         return self.address or self.own_name
 
 
@@ -154,16 +140,13 @@ class Ssh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
+    """The settings of ``restart:``, which ``config.models`` explains."""
+
     max: int = 0
-    """The maximum number of restarts."""
     scope: str = "auto"
-    """auto | job | task: ``job`` restarts all tasks, ``task`` only the failed one."""
     within_s: float | None = None
-    """``max`` limits the restarts in this many seconds; None: in the whole run."""
     backoff_s: float = 0.0
-    """How long the first restart waits. Each further one waits twice as long."""
     on_time_limit: str = "stop"
-    """stop | requeue: whether the scheduler is asked to start the job again."""
 
     @property
     def requeues(self) -> bool:
@@ -172,8 +155,6 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class PortRange:
-    """Ports ``low`` to ``high``, both included."""
-
     low: int
     high: int
 
@@ -193,12 +174,8 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Files of the tasks that come back from hosts that do not share the workdir."""
-
     patterns: tuple[str, ...]
-    """Shell patterns of names and paths; one that ends in a slash means a folder."""
     all: bool = False
-    """Whether to fetch from every host, into a folder for each, or the chief's only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,18 +201,13 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """The packages of an environment that is made on hosts that lack it."""
-
     file: str
-    """The file's name in the configuration."""
     files: tuple[tuple[str, str], ...]
     """Names and texts of the file and the files it includes, as hosts get them."""
     local: tuple[Path, ...] = ()
     """Packages and folders of packages on this machine that they refer to."""
     editable: tuple[Path, ...] = ()
-    """Packages that are imported from their own folders."""
     system_site_packages: bool = False
-    """Whether the packages of the underlying interpreter are visible, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

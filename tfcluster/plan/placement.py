@@ -1,7 +1,4 @@
-"""Which task runs on which host with which GPUs. Pure; keeps the order of the hosts.
-
-Knows nothing about how hosts are allocated or how tasks are started.
-"""
+"""Which task runs on which host with which GPUs. Pure; keeps the order of the hosts."""
 
 from __future__ import annotations
 
@@ -38,7 +35,6 @@ class Place:
 
     @property
     def gpus_of_machine(self) -> list[tuple[str, str]]:
-        """The task's GPUs, each with the name of its machine."""
         return [(self.host.machine_name, gpu) for gpu in self.gpus or ()]
 
 
@@ -121,7 +117,6 @@ def place_anew(
 
 
 def _without(host: Host, places: Sequence[Place]) -> Host:
-    """The host without the slots and GPUs of these tasks, as far as they are there."""
     used = sum(placed.host.name == host.name for placed in places)
     taken = {gpu for placed in places for gpu in placed.gpus_of_machine}
     gpus = host.gpus and tuple(
@@ -183,9 +178,8 @@ def share_machines(
 ) -> tuple[Place, ...]:
     """The same places, with GPU shares, local ranks and cross ranks by machine.
 
-    Only running agents can say which GPUs a host has, and whether two host names are
-    one machine. ``more_gpus`` is as in ``Allocation``. Raises StartError if there are
-    too few GPUs.
+    Only running agents can say which GPUs and machine a host has. ``more_gpus`` is as
+    in ``Allocation``. Raises StartError if there are too few GPUs.
     """
     by_machine: dict[str, list[Place]] = {}
     for placed in places:

@@ -11,8 +11,6 @@ class Command(Struct):
 
 
 class StacksCommand(Command):
-    """Without ``tasks``, all running tasks are asked."""
-
     tasks: tuple[str, ...]
 
 

@@ -50,10 +50,7 @@ def encode(frame: object) -> bytes:
 
 
 def decoder(base: type[T]) -> Callable[[Frame], T]:
-    """A function that makes an object of a subclass from a frame.
-
-    That function raises ProtocolError. ``base`` itself counts if it has no subclasses.
-    """
+    """A function that makes a subclass's object of a frame, or raises ProtocolError."""
     by_type = {type_of(cls): cls for cls in leaves(base)}
 
     def decode(frame: Frame) -> T:

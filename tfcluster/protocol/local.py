@@ -8,8 +8,6 @@ from tfcluster.base.light_dataclasses import Struct
 from tfcluster.protocol.frames import decoder
 from tfcluster.protocol.requests import EnvironmentSpec
 
-# --- the process that makes an environment ----------------------------------------
-
 
 class Make(Struct):
     """The only request; ``python`` starts the base of the environment."""
@@ -34,9 +32,6 @@ class Made(OfMaker):
 
 class Unmade(OfMaker):
     cause: str
-
-
-# --- warm interpreters ------------------------------------------------------------
 
 
 class Fork(Struct):
@@ -68,9 +63,6 @@ class Forked(OfInterpreter):
 class ForkFailed(OfInterpreter):
     id: int
     cause: str
-
-
-# --- tasks ------------------------------------------------------------------------
 
 
 class ClaimRequest(Struct):

@@ -62,9 +62,6 @@ class Held(Message):
     cause: str | None
 
 
-# --- the workdir ------------------------------------------------------------------
-
-
 class Wants(Message):
     """The parts of files that are needed: index, offset and length of each."""
 
@@ -80,12 +77,7 @@ class Unsynced(Message):
     cause: str
 
 
-# --- results ----------------------------------------------------------------------
-
-
 class Result(Struct):
-    """A file that matches."""
-
     path: str
     size: int
     mtime_ns: Signed
@@ -124,9 +116,6 @@ class Unread(ResultsMessage):
     cause: str
 
 
-# --- the preparation --------------------------------------------------------------
-
-
 class Making(Message):
     text: str | None
 
@@ -153,9 +142,6 @@ class Cold(Message):
     tail: tuple[str, ...]
     unfit: bool
     wrapper: str | None
-
-
-# --- tasks ------------------------------------------------------------------------
 
 
 class Started(OfTask):
@@ -227,9 +213,6 @@ class Settled(OfTask):
 
 class Failed(OfTask):
     cause: str
-
-
-# --- the end ----------------------------------------------------------------------
 
 
 class Swept(Message):

@@ -133,10 +133,7 @@ class LineBuffer:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Every line that ``data`` completes, without its newline.
-
-        Raises WireError as soon as the unfinished line exceeds the limit.
-        """
+        """Every completed line without newline. Raises WireError for a long one."""
         start = len(self._rest)
         self._rest += data
         begin = 0

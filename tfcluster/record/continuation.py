@@ -31,7 +31,6 @@ class Earlier:
     """Unix times of the restarts that count, including requeues."""
 
     def counted(self, now_s: float, within_s: float | None) -> tuple[float, ...]:
-        """The restarts of the last ``within_s`` seconds."""
         if within_s is None:
             return self.restarts
         return tuple(t_s for t_s in self.restarts if now_s - t_s < within_s)
@@ -47,7 +46,6 @@ def link(before: RunPaths, after: RunPaths) -> None:
 
 
 def earlier(paths: RunPaths) -> Earlier:
-    """What happened in the runs before this one."""
     content = read_json(paths.previous)
     if content is None:
         return Earlier()
@@ -99,7 +97,6 @@ def was_requeued(paths: RunPaths) -> bool:
 
 
 def _beside(paths: RunPaths, run: str | None) -> RunPaths | None:
-    """The run with this id; None if it is not the id of a run."""
     if run is None or not _ID.fullmatch(run) or run in (".", ".."):
         return None
     return RunPaths(paths.root.parent / run)
@@ -115,7 +112,6 @@ def _left_by(paths: RunPaths) -> Earlier:
 
 
 def _requeued(paths: RunPaths) -> Mapping[str, Any] | None:
-    """The event that says that the launcher has had its job requeued."""
     for event in reversed(read_ends(paths.events)):
         if event["type"] == "requeued":
             return None if text(event, "refused") else event
@@ -123,7 +119,6 @@ def _requeued(paths: RunPaths) -> Mapping[str, Any] | None:
 
 
 def _times(source: Mapping[str, Any]) -> tuple[float, ...]:
-    """The list ``restarts`` without entries that are not times."""
     entries = source.get("restarts")
     values = entries if isinstance(entries, list) else []
     times = (number({"t": value}, "t") for value in values)

@@ -19,10 +19,7 @@ _KEPT = 10
 
 
 def save_crash(error: BaseException, environ: Mapping[str, str]) -> Path | None:
-    """Write a crash file to the state folder and remove old ones.
-
-    Returns the file's path, or None if even that fails.
-    """
+    """Write a crash file, remove old ones; returns its path, or None if that failed."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     head = f"tfcluster {__version__}, Python {platform.python_version()}\n"
     text = head + "".join(traceback.format_exception(error))
@@ -33,7 +30,9 @@ def save_crash(error: BaseException, environ: Mapping[str, str]) -> Path | None:
             write_all(descriptor, text.encode(errors="backslashreplace"))
         finally:
             os.close(descriptor)
-        _remove_old(path.parent)
+        # A repeated crash must not fill the disk. Names sort by time.
+        for old in sorted(path.parent.glob("crash-*.txt"))[:-_KEPT]:
+            old.unlink(missing_ok=True)
     except (OSError, TfclusterError):
         return None
     return path
@@ -46,10 +45,3 @@ def crashed(error: Exception, environ: Mapping[str, str]) -> ResourceError:
     return ResourceError(
         f"internal error in tfcluster: {type(error).__name__}: {error}{kept}"
     )
-
-
-def _remove_old(folder: Path) -> None:
-    """Keep the newest files: a repeated crash must not fill the disk. Names sort by
-    time."""
-    for old in sorted(folder.glob("crash-*.txt"))[:-_KEPT]:
-        old.unlink(missing_ok=True)

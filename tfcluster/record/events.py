@@ -1,8 +1,7 @@
 """The event stream: lines of JSON with ``t`` and ``type``, reader and writer.
 
-``docs/record.md`` lists the events. This module knows only their outer form, that the
-last line may be incomplete, that values may be malformed, and that ``end`` must not be
-lost.
+``docs/record.md`` lists the events. The last line may be incomplete, values may be
+malformed, and ``end`` must not be lost.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ _TAIL_BYTES = 1 << 16
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
-    """The line for an event that has its ``t`` (Unix time).
-
-    Bytes that were not UTF-8 survive as ``\\udcXX`` escapes.
-    """
+    """The line of an event that has its Unix time ``t``."""
     return json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n"
 
 
@@ -62,7 +58,6 @@ def mend(descriptor: int) -> bytes:
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events so far; [] if there is no file."""
     return EventReader(path).read()
 
 
@@ -89,7 +84,6 @@ class EventReader:
         self._offset = 0
 
     def read(self) -> list[Event]:
-        """The events whose lines were completed since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -143,10 +137,7 @@ def _fields_with_readers(kind: type) -> dict[str, Callable[[Json, str], Any]]:
 
 
 def facts(kind: type, source: Json) -> dict[str, Any]:
-    """What ``source`` has for the fields of a class that are texts or numbers.
-
-    A key that is missing or has a value of another type is left out.
-    """
+    """The texts and numbers in ``source`` for fields of a class, by name."""
     readers = _fields_with_readers(kind).items()
     values = {name: read(source, name) for name, read in readers}
     return {name: value for name, value in values.items() if value is not None}
@@ -173,11 +164,9 @@ _RETRY_S = 1.0
 class Writer:
     """Appends to ``events.jsonl`` and replaces ``progress.json`` of one run.
 
-    A slow, full or vanished disk never blocks the caller: events that cannot be written
-    wait in memory up to a limit; beyond it, they are lost and counted.
-
-    Methods may be called from any thread and do not wait for the disk, except
-    ``flush`` and ``close``, which wait at most ``timeout_s``.
+    Events that cannot be written wait in memory up to a limit; beyond it, they are lost
+    and counted. Methods may be called from any thread, and only ``flush`` and ``close``
+    wait for the disk, at most ``timeout_s``.
     """
 
     def __init__(
@@ -208,7 +197,6 @@ class Writer:
 
     @property
     def lost(self) -> int:
-        """How many events were lost."""
         with self._changed:
             return self._lost
 
@@ -219,10 +207,7 @@ class Writer:
             return self._trouble
 
     def append(self, event: Mapping[str, Any]) -> Event:
-        """Record that ``event`` (with its ``type``) happened now.
-
-        Returns the event with its time ``t``, as readers will see it.
-        """
+        """Record that ``event`` happened now; returns it with its time ``t``."""
         stamped = {"t": round(self._clock(), 6), **event}
         line = encode(stamped)
         with self._changed:
@@ -237,20 +222,14 @@ class Writer:
         return stamped
 
     def progress(self, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Record how far the tasks are, which is also the launcher's heartbeat.
-
-        Only the latest progress is written, so this may be called at any rate.
-        """
+        """Record how far the tasks are, and our heartbeat; the latest is written."""
         with self._changed:
             self._progress = {"t": round(self._clock(), 3), "tasks": dict(tasks)}
             self._appended += 1
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything so far is written.
-
-        Returns False if that took too long or failed (see ``trouble``).
-        """
+        """Wait until everything is written; False: too slow, or ``trouble``."""
         with self._changed:
             wanted = self._appended
             done = self._changed.wait_for(lambda: self._settled >= wanted, timeout_s)
@@ -263,8 +242,6 @@ class Writer:
             self._changed.notify_all()
         self._thread.join(timeout_s)
         return not self._thread.is_alive() and self.lost == 0
-
-    # --- the thread ------------------------------------------------------------------
 
     def _write_until_closed(self) -> None:
         closing = False
@@ -304,7 +281,6 @@ class Writer:
             self._changed.notify_all()
 
     def _write(self, lines: bytes) -> tuple[int, str | None]:
-        """How many bytes could be written, and why not all."""
         written = 0
         try:
             while written < len(lines):

@@ -1,7 +1,4 @@
-"""JSON files that are written atomically, so that readers never see half a file.
-
-Knows nothing about their content.
-"""
+"""JSON files that are written atomically, so that readers never see half a file."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ _OURS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file that is private from its creation on. Raises OSError.
-
-    Never follows a link, and is not inherited by programs.
-    """
+    """Open a private file that is no link and is not inherited. Raises OSError."""
     return os.open(path, flags | os.O_CREAT | _OURS, FILE_MODE)
 
 

@@ -18,10 +18,7 @@ _SCHEMA = 1
 
 
 def save_launched(paths: RunPaths, description: Description) -> None:
-    """Write the Description, unless the run already has one. Raises OSError.
-
-    A run that was submitted already has the Description of its submission.
-    """
+    """Write the Description, unless it was submitted with one. Raises OSError."""
     if not paths.launched.exists():
         _save(paths.launched, description)
 
@@ -32,12 +29,10 @@ def save_resized(paths: RunPaths, description: Description) -> None:
 
 
 def launched(paths: RunPaths) -> Description:
-    """The Description of a run. Raises ConfigError if the record has none."""
     return _read(paths, paths.launched)
 
 
 def resized(paths: RunPaths) -> Description:
-    """The Description since the last resize, if there was any."""
     return _read(paths, paths.resized if paths.resized.exists() else paths.launched)
 
 

@@ -1,7 +1,6 @@
 """Finds out whether a run's launcher is still alive, from its lock and its identity.
 
 The lock is flock(2), so it is released when its holder dies, however that happens.
-Knows nothing about what the launcher does.
 """
 
 from __future__ import annotations
@@ -30,14 +29,8 @@ SILENCE_S = 30.0
 _PROBE_S = 0.5
 
 
-# --- who a process is ----------------------------------------------------------------
-
-
 def identity(pid: int | None = None) -> LauncherView:
-    """The unique identity of this process, or of another one on this host.
-
-    Raises ProcessLookupError if there is no such process.
-    """
+    """The identity of this process or of ``pid``. Raises ProcessLookupError."""
     pid = os.getpid() if pid is None else pid
     start_time = _start_time(pid)
     if start_time is None:
@@ -56,12 +49,7 @@ def _start_time(pid: int) -> int | None:
     return None if process is None or process.dead else process.start_time
 
 
-# --- locks ---------------------------------------------------------------------------
-
-
 class Lock:
-    """A file that this process keeps locked until ``release`` or its death."""
-
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
@@ -78,10 +66,7 @@ class Lock:
             ) from error
 
     def release(self) -> None:
-        """Release the lock, and name no holder any more.
-
-        The file stays: another process may be about to lock it.
-        """
+        """Release the lock, which then names no holder. The file stays."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)
@@ -90,10 +75,7 @@ class Lock:
 
 
 def try_lock(path: Path, *, patience_s: float = 0.0) -> Lock | None:
-    """The lock on ``path``; None if somebody else holds it for ``patience_s``.
-
-    Raises ResourceError if the file cannot be opened or locked at all.
-    """
+    """The lock; None: taken for all of ``patience_s``. Raises ResourceError."""
     deadline_s = time.monotonic() + patience_s
     try:
         descriptor = open_private(path, os.O_RDWR)
@@ -125,10 +107,7 @@ def acquire(paths: RunPaths) -> Lock:
 
 
 def holder(paths: RunPaths) -> LauncherView | None:
-    """The launcher that the run's lock file names; None if the file names none.
-
-    The record names the launcher a moment later, in its first event.
-    """
+    """The launcher that the run's lock file names, if it names one."""
     return launcher_in(read_json(paths.lock) or {})
 
 
@@ -158,9 +137,6 @@ def _flock(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-# --- the verdict ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

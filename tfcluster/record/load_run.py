@@ -48,10 +48,7 @@ class RunReader:
 
 
 def read_summary(paths: RunPaths, *, now_s: float) -> RunView:
-    """The state of the run, in a time that does not grow with the run's length.
-
-    Has only the tasks that recent events are about.
-    """
+    """The state of the run and its latest tasks, however long it has run."""
     return _shown(paths, lambda: replay({}, events.read_ends(paths.events)), now_s)
 
 

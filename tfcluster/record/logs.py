@@ -1,8 +1,7 @@
 """Reads log files: their last lines, and new lines as they are written.
 
 Needs only bounded memory, whatever is in the files. Returns text unchanged: bytes that
-are not UTF-8 become lone surrogates, control characters stay. Knows nothing about tasks
-or terminals.
+are not UTF-8 become lone surrogates, control characters stay.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ class FollowEnd(Protocol):
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last ``count`` lines; an unfinished one counts, too.
-
-    Reads at most the last 8 MiB. Raises OSError.
-    """
+    """The last lines, also an unfinished one, of the last 8 MiB. Raises OSError."""
     with path.open("rb") as file:
         lines, _ = _tail(file.fileno(), count)
     return lines
@@ -67,8 +63,6 @@ def follow(
 
 
 class _Growing:
-    """One file that another process writes."""
-
     def __init__(self, path: Path, last: int | None) -> None:
         self._path = path
         self._last: int | None = last
@@ -79,7 +73,6 @@ class _Growing:
         """Whether a line was cut and its rest must be skipped."""
 
     def read(self) -> list[str]:
-        """New complete lines, at most 1 MiB at a time."""
         if self._descriptor < 0:
             return self._open()
         data = os.pread(self._descriptor, _PORTION, self._offset)
@@ -87,7 +80,6 @@ class _Growing:
         return self._cut(data)
 
     def unfinished(self) -> list[str]:
-        """The last line if it has no newline, as a list; else []."""
         return [_text(self._rest)] if self._rest and not self._skipping else []
 
     def close(self) -> None:

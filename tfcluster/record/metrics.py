@@ -1,11 +1,8 @@
 """The metrics of a run: what each task did and used over time, as lines of JSON.
 
-``docs/record.md`` describes the lines. A series (the lines of one type about one task)
-gets rarer lines as it grows older, so the record of a long run stays small and covers
-the whole run. Reading skips whatever is not valid.
-
-Metrics are worth less than the run: when the disk is slow or full, or a line cannot be
-written for another reason, lines are lost, and nothing else happens.
+``docs/record.md`` describes the lines. A series (one type, one task) gets rarer lines
+as it grows older, so the record stays small. Reading skips whatever is not valid; lines
+that cannot be written are lost, and nothing else happens.
 """
 
 from __future__ import annotations
@@ -52,8 +49,6 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a task was doing and using at some time; None: unknown."""
-
     t: float
     """Unix time."""
     task: str
@@ -75,8 +70,6 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnd:
-    """The metrics of a whole epoch, including validation."""
-
     t: float
     task: str
     attempt: int = 0
@@ -97,8 +90,6 @@ class ExchangeTotal:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """All metrics of a run, in order of time."""
-
     samples: tuple[Sample, ...] = ()
     epochs: tuple[EpochEnd, ...] = ()
     exchanges: Mapping[str, tuple[ExchangeTotal, ...]] = field(default_factory=dict)
@@ -111,7 +102,6 @@ def read_metrics(paths: RunPaths) -> Metrics:
 
 
 def metrics_of(lines: Iterable[Mapping[str, Any]]) -> Metrics:
-    """The metrics in these lines."""
     samples, epochs = [], []
     exchanges: dict[str, tuple[ExchangeTotal, ...]] = {}
     for line in lines:
@@ -139,7 +129,6 @@ def most_of_series(tasks: int) -> int:
 
 
 def exchange_totals(source: Mapping[str, Any]) -> list[ExchangeTotal]:
-    """The valid entries of ``totals``."""
     return [
         ExchangeTotal(
             **facts(ExchangeTotal, entry)
@@ -183,10 +172,7 @@ class MetricsWriter:
         self._thread: threading.Thread | None = None
 
     def sample(self, t_s: float, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Record what tasks do and use at a Unix time.
-
-        A task whose values have not changed is left out.
-        """
+        """Record what tasks do and use at a Unix time, if it has changed."""
         news = {task: v for task, v in tasks.items() if v != self._sampled.get(task)}
         self._sampled.update(news)
         stamp = {"t": round(t_s, 3), "type": SAMPLE}
@@ -225,8 +211,6 @@ class MetricsWriter:
             )
             self._thread.start()
         self._queue.put(lines)
-
-    # --- the thread ------------------------------------------------------------------
 
     def _write(self) -> None:
         while (lines := self._queue.get()) is not None:

@@ -1,7 +1,6 @@
 """The places of the records of runs, and which run a user means.
 
-The only module that has the names of files and folders. Knows nothing about the content
-of the files.
+The only module that has the names of files and folders.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ ELSEWHERE = "set TFCLUSTER_STATE_DIR to your own folder on another file system"
 
 
 class _File:
-    """A file or folder in the folder of a run."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -80,22 +77,14 @@ class RunPaths:
         return self.logs / task.log_name
 
     def trace(self, task: TaskId) -> Path:
-        """The task's own trace events."""
         return self.root / "trace" / f"{task.log_name.removesuffix('.log')}.jsonl"
 
     def older_trace(self, task: TaskId) -> Path:
-        """The task's trace events before those in ``trace``."""
         return self.trace(task).with_suffix(".old.jsonl")
 
 
-# --- the state folder ----------------------------------------------------------------
-
-
 def state_dir(environ: Mapping[str, str]) -> Path:
-    """The folder of all records; creates it as a private folder if necessary.
-
-    Raises ResourceError if it cannot be created, or if others could read or replace it.
-    """
+    """The folder of all records, made private if needed. Raises ResourceError."""
     path = state_path(environ)
     try:
         _refuse_foreign_ways(path)  # before anything is created, and afterwards
@@ -120,15 +109,11 @@ def _is_ours_and_empty(path: Path, status: os.stat_result) -> bool:
 
 
 def names_dir(state: Path) -> Path:
-    """The folder of the locks of run names; creates it. Raises OSError."""
     return _private_folder(state / "names")
 
 
 def _make_folders(path: Path) -> bool:
-    """Create missing folders of ``path``, private from the beginning.
-
-    True if the last folder is new.
-    """
+    """Create missing folders, private at once; True if the last one is new."""
     created = False
     for folder in (*reversed(path.parents), path):
         created = not folder.exists()
@@ -194,9 +179,6 @@ def _private_folder(path: Path) -> Path:
     return path
 
 
-# --- runs ----------------------------------------------------------------------------
-
-
 def valid_name(name: str) -> bool:
     """Whether a run may have this name, which becomes part of paths."""
     return _NAME.fullmatch(name) is not None
@@ -205,10 +187,7 @@ def valid_name(name: str) -> bool:
 def new_run_id(
     name: str, now_s: float, random: Callable[[int], bytes] = os.urandom
 ) -> str:
-    """An id for a run that starts now: ``digits-20261120-101500-3f2a``, in UTC.
-
-    Raises ValueError for a name that must not be part of a path.
-    """
+    """An id for a run that starts now in UTC: ``digits-20261120-101500-3f2a``."""
     if not valid_name(name):
         raise ValueError(f"{name!r} cannot be the name of a run")
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now_s))
@@ -244,7 +223,6 @@ def create_run(
 
 
 def runs(state: Path) -> list[RunPaths]:
-    """Every run that has a record, newest first."""
     try:
         ids = [name for name in os.listdir(state / "runs") if _RUN_ID.fullmatch(name)]  # noqa: PTH208 - names suffice
     except FileNotFoundError:
@@ -255,10 +233,7 @@ def runs(state: Path) -> list[RunPaths]:
 
 
 def find(state: Path, text: str | None) -> RunPaths:
-    """The run that a user means by an id, a unique prefix of an id, or a name.
-
-    A name means its newest run; None means the newest of all runs. Raises ConfigError.
-    """
+    """A run by its id, a unique prefix or name (the newest). Raises ConfigError."""
     records = runs(state)
     if not records:
         raise _usage(str(state), "no runs yet", "`tfcluster launch` starts one")
@@ -278,7 +253,6 @@ def find(state: Path, text: str | None) -> RunPaths:
 
 
 def _parts(run: str) -> tuple[str, str]:
-    """The name and the time in a run id."""
     match = _RUN_ID.fullmatch(run)
     return (match["name"], match["stamp"]) if match else (run, "")
 

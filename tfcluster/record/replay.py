@@ -1,8 +1,7 @@
 """Computes the current state of a run from its plan and events. Pure.
 
-``status``, the live view and the tests all use it. It knows no files and no clocks, so
-it cannot know whether the launcher is still alive (see ``liveness``). Events may be
-malformed: a key that is missing or has another type counts as not given.
+It cannot know whether the launcher is still alive (see ``liveness``). In malformed
+events, a key that is missing or has another type counts as not given.
 """
 
 from __future__ import annotations
@@ -36,10 +35,6 @@ _State = TypeVar("_State", RunState, TaskState)
 
 
 def replay(plan: Json, events: Iterable[Json], progress: Json | None = None) -> RunView:
-    """The state of the run with this plan after these events.
-
-    ``plan`` is the content of ``plan.json``; ``progress`` is that of ``progress.json``.
-    """
     replaying = Replay(plan)
     for event in events:
         replaying.add(event)
@@ -68,7 +63,6 @@ class Replay:
         self._results: dict[str, ResultsView] = {}
 
     def add(self, event: Json) -> None:
-        """Apply the next event; events of unknown types are ignored."""
         handler = getattr(self, f"_on_{event.get('type')}", None)
         if handler:
             handler(event)
@@ -91,8 +85,6 @@ class Replay:
             notes=tuple(self._notes),
             results=tuple(self._results.values()),
         )
-
-    # --- one method for each type of event -------------------------------------------
 
     def _on_run(self, event: Json) -> None:
         started_s = number(event, "started")
@@ -197,7 +189,6 @@ def launcher_in(source: Json) -> LauncherView | None:
 
 
 def results_view(event: Json) -> ResultsView:
-    """What an event ``results`` says."""
     return ResultsView(
         **facts(ResultsView, event),
         kept=_pairs(event, "kept"),

@@ -1,8 +1,6 @@
 """Requests from other commands to a run's launcher, as files in the run's folder.
 
-The folder is private, and other hosts see it if they share the state folder. The
-launcher answers with events in the record. Requests cannot stop a run, and the launcher
-checks requests that change a run.
+The launcher answers with events in the record, and checks requests that change a run.
 """
 
 from __future__ import annotations
@@ -24,10 +22,7 @@ _MOST = 100
 
 
 def ask(paths: RunPaths, request: Command) -> str:
-    """Leave a request for the launcher; returns its id.
-
-    Raises ResourceError if it cannot be written.
-    """
+    """Leave a request for the launcher; returns its id. Raises ResourceError."""
     number = os.urandom(8).hex()
     try:
         paths.requests.mkdir(FOLDER_MODE, exist_ok=True)

@@ -21,11 +21,9 @@ _PATIENCE_S = 0.5
 def hold_name(state: Path, name: str, run: str, *, now_s: float) -> Lock:
     """Hold ``name`` for ``run``. Exactly one of several competing processes succeeds.
 
-    The lock file of a name is never removed: between finding it unlocked and removing
-    it, another process may lock it, and a third one would then lock a new file.
-
-    Raises ActiveRunError, which says who holds it, ResourceError, or ValueError for an
-    invalid name.
+    The lock file is never removed: another process may lock it before it is, and a
+    third one would then lock a new file. Raises ActiveRunError, which says who holds
+    it, ResourceError, or ValueError for an invalid name.
     """
     if not valid_name(name):
         raise ValueError(f"{name!r} cannot be the name of a run")
@@ -80,10 +78,7 @@ def size_of(folder: Path) -> int:
 
 
 def remove_run(paths: RunPaths) -> bool:
-    """Remove the record of a run. False if the run has a launcher: nothing is removed.
-
-    Raises OSError, and ResourceError if its lock cannot be taken.
-    """
+    """Remove a record; False: the run has a launcher. Raises OSError, ResourceError."""
     import shutil  # only to remove something: it takes long to import
 
     lock = try_lock(paths.lock)

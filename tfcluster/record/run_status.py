@@ -1,7 +1,4 @@
-"""The state of a run as plain frozen data, for ``status`` and the live view.
-
-Knows nothing about how it was determined.
-"""
+"""The state of a run as plain frozen data, for ``status`` and the live view."""
 
 from __future__ import annotations
 
@@ -20,17 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingView:
-    """The counters of a ps."""
+    """The counters of a ps, see ``documents.run``."""
 
     applied: int = 0
-    """The number of updates of the variables."""
     dropped: int = 0
-    """The number of gradients that arrived too late to be used."""
     staleness_mean: float = 0.0
-    """How many updates old gradients were when they were applied."""
     staleness_max: int = 0
     bytes: int = 0
-    """The size of the variables that it holds, including the optimizers'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +34,10 @@ class FitView:
     """Counted from 1."""
     epochs: int | None = None
     epoch_step: int | None = None
-    """The number of steps of the epoch that are done."""
     epoch_steps: int | None = None
 
     @property
     def steps_left(self) -> int | None:
-        """The number of steps left in ``fit``."""
         if self.epochs is None or self.epoch_steps is None:
             return None
         done = (self.epoch - 1) * self.epoch_steps + (self.epoch_step or 0)
@@ -55,7 +46,7 @@ class FitView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
-    """One task; times are Unix times."""
+    """One task, see ``documents.run``; times are Unix times."""
 
     task: str
     host: str | None = None
@@ -69,24 +60,17 @@ class TaskView:
     steps_per_s: float | None = None
     log: str | None = None
     wait_share: float | None = None
-    """The share of its time, 0..1, that it waits for others."""
     serving: ServingView | None = None
-    """Only for a ps that has variables."""
     cause: str | None = None
     phase: str | None = None
-    """What the task is doing before it trains."""
     since_s: float | None = None
     """When the state or the phase began."""
     seconds: float | None = None
-    """The number of seconds that it ran."""
     fit: FitView | None = None
     """Its position in the latest ``fit``, kept after ``fit`` has ended."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    """Losses and metrics of this epoch so far; None: not a finite number."""
     rss_bytes: int | None = None
-    """The resident memory of its processes."""
     cpu_s: float | None = None
-    """The CPU time of its processes."""
 
     @property
     def state_words(self) -> str:
@@ -143,7 +127,6 @@ class FailureView:
 
     @property
     def where(self) -> str:
-        """``worker:1 on node2``."""
         return " on ".join(filter(None, (self.task, self.host)))
 
     def to_json(self) -> documents.TaskFailure:
@@ -152,17 +135,13 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsView:
-    """The last fetch of files from a host that does not share the workdir."""
+    """The last fetch of files from a host, see ``documents.run``."""
 
     host: str = ""
     state: str = "incomplete"
-    """fetched | incomplete | shared (there was nothing to fetch)"""
     folder: str | None = None
-    """The workdir where the launcher runs."""
     there: str | None = None
-    """The workdir on the host."""
     files: int = 0
-    """The number of matching files, followed by their bytes."""
     bytes: int = 0
     fetched: int = 0
     unchanged: int = 0
@@ -171,10 +150,8 @@ class ResultsView:
     """Files here that were not replaced, each with a reason, as in the next lists."""
     growing: tuple[tuple[str, str], ...] = ()
     missed: tuple[tuple[str, str], ...] = ()
-    """The first files that could not be fetched."""
     missed_count: int = 0
     cause: str | None = None
-    """Why the whole fetch ended early."""
 
     def to_json(self) -> documents.FetchedResults:
         entries = to_plain(self)
@@ -196,7 +173,7 @@ class LauncherView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """One run; times are Unix times."""
+    """One run, see ``documents.run``; times are Unix times."""
 
     run: str
     name: str
@@ -204,7 +181,6 @@ class RunView:
     backend: str | None = None
     state: RunState = RunState.STARTING
     reason: str | None = None
-    """Why it is in this state, if known."""
     since_s: float | None = None
     """When the state began."""
     unknown_since_s: float | None = None
@@ -215,23 +191,15 @@ class RunView:
     launcher: LauncherView | None = None
     first_failure: FailureView | None = None
     secondary: tuple[FailureView, ...] = ()
-    """Further failures, mostly consequences of the first one."""
     hosts: tuple[HostView, ...] = ()
     tasks: tuple[TaskView, ...] = ()
-    """In the plan's order."""
     swept: int = 0
-    """The number of leftover processes that were ended."""
     notes: tuple[str, ...] = ()
     results: tuple[ResultsView, ...] = ()
-    """One for each host from which files were fetched."""
     follows: str | None = None
-    """The run that it continues, because its job was started again."""
     requeues: int = 0
-    """How often its job was requeued after the time limit before this run began."""
     requeued: bool = False
-    """Whether its launcher has had the job requeued after the time limit."""
     continued_as: str | None = None
-    """The run that continues it."""
 
     @property
     def awaits_another_start(self) -> bool:
@@ -240,15 +208,11 @@ class RunView:
 
     @property
     def only_a_scheduler_knows(self) -> bool:
-        """Whether the record does not show the state, because no launcher writes it.
-
-        The launcher of a submitted run may not have started yet, or its job was killed.
-        """
+        """Whether no launcher writes the record: not yet, or its job was killed."""
         silent = self.launcher is None or self.unknown_since_s is not None
         return silent and not self.state.final
 
     def to_json(self) -> documents.Status:
-        """The object that ``status --json`` prints."""
         first, launcher = self.first_failure, self.launcher
         return {
             "schema": FORMAT_VERSION,

@@ -128,7 +128,6 @@ def line_chart(
 def timeline(
     rows: Sequence[str], blocks: Sequence[Block], *, x: str, alt: str, x_text: Text
 ) -> ET.Element:
-    """A row for each name, with blocks for the periods in which something lasted."""
     labels = [sanitise_word(row) for row in rows]
     with _axes(_WIDE_IN, max(1.3, 0.9 + _ROW_IN * len(rows))) as (figure, axes):
         for block in blocks:
@@ -178,7 +177,6 @@ def _axes(width_in: float, height_in: float) -> Iterator[tuple[Figure, Axes]]:
 
 
 def _alone(points: Sequence[Point]) -> list[int]:
-    """The points without a neighbour, which a line does not show."""
     finite = [False, *(point[1] is not None for point in points), False]
     return [
         place

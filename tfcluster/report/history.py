@@ -25,7 +25,6 @@ class History:
 
     @property
     def began_s(self) -> float:
-        """When the run began, or when anything first happened if that is unknown."""
         times = [event["t"] for event in self.events[:1]]
         times += [sample.t for sample in self.metrics.samples[:1]]
         return self.view.started_s or min(times, default=self.now_s)
@@ -42,11 +41,9 @@ class History:
         return max(times, default=self.now_s)
 
     def facts_of(self, kind: str, key: str) -> dict[str, Event]:
-        """The latest event of this type by what it has under ``key``."""
         return {str(e.get(key)): e for e in self.events if e["type"] == kind}
 
     def samples_of(self) -> dict[str, list[Sample]]:
-        """The samples of each task, in the plan's order."""
         by_task: dict[str, list[Sample]] = {task.task: [] for task in self.view.tasks}
         for sample in self.metrics.samples:
             by_task.setdefault(sample.task, []).append(sample)

@@ -89,7 +89,6 @@ def table(
 
 
 def lines(text: Iterable[str]) -> ET.Element:
-    """Lines of a log, or of a file."""
     return element("pre", "\n".join(text), tabindex="0")
 
 

@@ -39,7 +39,6 @@ _LOOKS = {
 
 
 def page(history: History) -> str:
-    """The whole HTML file."""
     sections = {
         heading: content
         for heading, content in (
@@ -173,7 +172,6 @@ def _tasks(history: History) -> list[Content]:
 
 
 def _task_row(task: TaskView, samples: Sequence[Sample]) -> tuple[str, ...]:
-    """What the record says about a task now, or else what its last sample says."""
     last = samples[-1] if samples else None
     step, steps_per_s, cpu_s = (
         value if value is not None or last is None else getattr(last, name)
@@ -288,7 +286,6 @@ def _configuration(history: History) -> list[Content]:
 
 
 def _run_event(history: History) -> Mapping[str, Any]:
-    """The event that identifies the run, if the record has it."""
     return next((e for e in history.events if e["type"] == "run"), {})
 
 
@@ -336,6 +333,5 @@ def _size(count: float) -> str:
 
 
 def _clock(t_s: float) -> Content:
-    """A time, in the time zone where the report is made."""
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(t_s))
     return element("time", shown, datetime=iso_time(t_s) or "")

@@ -13,8 +13,7 @@ from tfcluster.report import charts
 from tfcluster.report.charts import MUTED, Block, ChartLine, Point
 from tfcluster.report.history import History
 from tfcluster.report.html import COLOURS, Content, element, table
-from tfcluster.trace.from_record import TASK, task_items
-from tfcluster.trace.spans import Span
+from tfcluster.trace.spans import TASK, Span, task_items
 
 _MOST_ROWS = 40
 _MOST_LINES = 64
@@ -112,7 +111,6 @@ def over_time(
     text: Callable[[float], str] | None = None,
     note: str = "",
 ) -> ET.Element | None:
-    """A value of each task over time, if any task has it."""
     by_task: dict[str, list[Point]] = {}
     for task, samples in history.samples_of().items():
         points: list[Point] = []

@@ -26,7 +26,6 @@ def names() -> tuple[str, ...]:
 
 
 def built_in() -> tuple[Scheduler, ...]:
-    """The schedulers in this package."""
     return tuple(filter(None, map(find, names())))
 
 
@@ -43,7 +42,6 @@ def find(name: str) -> Scheduler | None:
 
 
 def get(name: str) -> Scheduler:
-    """The scheduler of that name. Raises ConfigError if it is not installed here."""
     scheduler = find(name)
     if scheduler is None:
         hint = "--set backend=local runs all tasks on this machine"
@@ -62,10 +60,7 @@ def batch_scheduler(name: str) -> BatchScheduler | None:
 
 
 def of_launcher(description: Description) -> Scheduler:
-    """The scheduler that starts the agents, as the option ``launcher`` says.
-
-    Raises ConfigError if that launcher cannot reach the hosts.
-    """
+    """What starts the agents, by the option ``launcher``. Raises ConfigError."""
     own, launcher = get(description.backend), description.launcher
     if launcher in ("auto", own.launcher):
         return own

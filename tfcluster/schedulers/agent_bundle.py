@@ -1,9 +1,7 @@
 """Sends the agent over the channel, to hosts that have nothing but Python.
 
-Before the first frame, three things go over the channel: a short program, a NUL, and
-the source of what hosts need of this package. The program unpacks the source into the
-user's cache folder, once per version, and each time compares the unpacked files with
-what was sent. Nothing else is left on the host.
+Before the first frame come a short program, a NUL, and the source of what hosts need of
+this package, which the program unpacks into the user's cache, once per version.
 """
 
 from __future__ import annotations
@@ -199,8 +197,7 @@ def send_agent(channel: AgentChannel, host: Host) -> None:
 
 
 def parcel() -> bytes:
-    """What to send before the first frame: program, NUL, and the parts of this package
-    that hosts need. Packed only once."""
+    """What precedes the first frame, packed once: a program, NUL, this package."""
     with _packing:  # called from many threads at once
         return _packed()
 

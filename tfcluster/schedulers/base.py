@@ -1,10 +1,8 @@
 """The interface of a scheduler: where hosts come from, and how agents start there.
 
-A scheduler is a folder of this package, or a package that a site installs; its module
-has a ``SCHEDULER``, an instance of ``Scheduler`` or ``BatchScheduler``. Whatever
-differs from one scheduler to another is an attribute or a method here: no other code
-asks for a scheduler's name. ``asker`` runs a scheduler's commands: without a shell,
-with a deadline.
+A scheduler's module has a ``SCHEDULER``, an instance of ``Scheduler`` or
+``BatchScheduler``. Whatever differs from one scheduler to another is an attribute or a
+method here: no other code asks for a scheduler's name.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ from tfcluster.schedulers.starting import Starter
 
 @dataclass(frozen=True, slots=True)
 class CommandAnswer:
-    """The result of a scheduler's command."""
-
     exit_code: int
     stdout: str
     stderr: str = ""
@@ -71,7 +67,6 @@ def asker(environ: Mapping[str, str], timeout_s: float = _ASK_S) -> Ask:
 
 
 def output_of(argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float) -> str:
-    """What a program writes to standard output; empty if it fails."""
     answer = asker(env, timeout_s)(argv)
     return answer.stdout if answer.exit_code == 0 else ""
 
@@ -105,8 +100,6 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherCommand:
-    """What the script starts, and where its output goes; all paths are absolute."""
-
     folder: Path
     """The run's folder, which contains the job's input."""
     log: Path
@@ -242,8 +235,8 @@ class Scheduler:
 class BatchScheduler(Scheduler):
     """A scheduler with a queue: hosts belong to a job, which tfcluster may submit.
 
-    Besides those of ``Scheduler``, it needs six methods: from ``is_inside`` to
-    ``kill_argv``. The others have defaults for a scheduler that tells nothing.
+    Besides those of ``Scheduler``, it needs ``is_inside``, ``directives``, ``state``
+    and ``kill_argv``. The others have defaults for a scheduler that tells nothing.
     """
 
     submit_command: str
@@ -262,26 +255,19 @@ class BatchScheduler(Scheduler):
             raise StartError(f"not inside a job of {self.title}", hint=hint)
 
     def is_inside(self, env: Mapping[str, str], /) -> bool:
-        """Whether ``env`` is the environment of one of its allocations."""
         raise NotImplementedError
 
     def directives(
         self, description: Description, settings: Any, launcher: LauncherCommand, /
     ) -> Iterator[str]:
-        """The lines of the job script that say what the job needs. Pure.
-
-        Raises ConfigError for values that it cannot hold.
-        """
+        """What the script says that the job needs. Pure. Raises ConfigError."""
         raise NotImplementedError
 
     def submit_argv(self, script: Path) -> tuple[str, ...]:
         return (self.submit_command, str(script))
 
     def submit(self, script: Path, ask: Ask) -> str:
-        """Queue the script; returns the job's id. Raises SchedulerError.
-
-        The last line that is an id counts: hooks of a site may print other lines.
-        """
+        """Queue the script; returns the job's id. Raises SchedulerError."""
         answer = ask(self.submit_argv(script))
         ids = [match[1] for match in self.job_id.finditer(answer.stdout)]
         if answer.exit_code == 0 and ids:
@@ -299,21 +285,15 @@ class BatchScheduler(Scheduler):
         raise NotImplementedError
 
     def cancel_argvs(self, job: str) -> Sequence[tuple[str, ...]]:
-        """Commands that tell the launcher in the job to stop its tasks in order.
-
-        They are run in turn, and failures are ignored.
-        """
-        raise NotImplementedError
+        """Commands, run in turn, by which the launcher in the job stops its tasks."""
+        return (self.kill_argv(job),)
 
     def kill_argv(self, job: str) -> tuple[str, ...]:
         """The command that ends a job at once."""
         raise NotImplementedError
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
-        """How many seconds tasks have for their end before the scheduler kills them.
-
-        None: unknown.
-        """
+        """Seconds from the scheduler's warning to its SIGKILL; None: unknown."""
         return None
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
@@ -336,11 +316,9 @@ class Requeuing:
     """Also a base of a scheduler that can start a job again that has ended."""
 
     def job(self, env: Mapping[str, str]) -> str:
-        """The id of the job that we are in."""
         raise NotImplementedError
 
     def is_started_again(self, env: Mapping[str, str]) -> bool:
-        """Whether the job has run before."""
         raise NotImplementedError
 
     def require_requeuable(self, env: Mapping[str, str]) -> None:

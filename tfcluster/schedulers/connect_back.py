@@ -92,10 +92,7 @@ class Caller:
 
 
 class CallerReception:
-    """Listens until a process has connected from each of ``nodes``, or it is closed.
-
-    Only processes that know the token count.
-    """
+    """Listens until a process that knows the token has connected from each node."""
 
     def __init__(self, nodes: Iterable[str], ports: range | None = None) -> None:
         """Raises OSError if no port (of ``ports``, if given) is free."""
@@ -115,10 +112,7 @@ class CallerReception:
     def caller(
         self, node: str, deadline_s: Callable[[], float], is_over: Callable[[], bool]
     ) -> Caller | None:
-        """The process on ``node``; blocks until it has connected.
-
-        None: it has not by the deadline, or before ``is_over`` said that it never will.
-        """
+        """The process on ``node``, once it has connected; None: too late or over."""
         with self._changed:
             while node not in self._callers:
                 left_s = deadline_s() - time.monotonic()
@@ -129,10 +123,7 @@ class CallerReception:
             return self._callers.pop(node)
 
     def program(self, node: str = "") -> str:
-        """The source code for a process, which contains the token.
-
-        ``node`` is the process's host; empty: it asks Slurm's variables.
-        """
+        """The source code for a process on ``node`` (empty: ask Slurm's variables)."""
         return _PROGRAM.format(
             token=self._token.hex(),
             port=self.port,
@@ -146,7 +137,6 @@ class CallerReception:
         )
 
     def close(self) -> None:
-        """Stop listening; connections that have arrived remain."""
         # Closing alone does not wake a thread that is in accept().
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,7 @@
 """Starts agents through commands that pass no input on: pbs_tmrsh, blaunch.
 
-What runs on the other host is a private file in a folder that the hosts share, so that
-nothing has to be quoted for a command whose rules we do not know. It starts a program
-that connects back to us: the connection is the agent's channel.
+The other host runs a private file in a shared folder, so that nothing has to be quoted.
+It starts a program that connects back to us: the connection is the agent's channel.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,%~-]+")
 
 
 class FileStarter:
-    """Starts agents on hosts of a job; ``argv_on`` makes a command run on a host.
-
-    The agent of this host is a child process.
-    """
+    """Starts agents by ``argv_on(host)``; the one of this host as a child process."""
 
     def __init__(
         self,

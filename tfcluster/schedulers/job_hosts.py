@@ -32,10 +32,7 @@ def hosts_with_gpus(
     ask: Callable[[Sequence[str]], dict[str, tuple[str, ...] | None]],
     variables: Sequence[str] = CUDA,
 ) -> list[Host]:
-    """The hosts with these slots, and with their GPUs if tasks need any.
-
-    ``env`` has this host's GPUs; ``ask`` finds those of other hosts.
-    """
+    """The hosts with these slots; if tasks need GPUs, ``ask`` finds those of others."""
     own = own_names(env)
     others = [name for name in slots if not is_one_of(name, own)]
     devices = dict.fromkeys(slots, gpus_given(env, variables)) | dict.fromkeys(others)
@@ -48,10 +45,7 @@ def hosts_with_gpus(
 
 
 def host_file(variable: str, path: str, stale: str) -> str:
-    """The text of the file that ``variable`` names. Raises ConfigError.
-
-    ``stale`` says what to do if the variable is left from another job.
-    """
+    """The text of the file that ``variable`` names. Raises ConfigError."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="backslashreplace")
     except OSError as error:
@@ -95,10 +89,7 @@ def _same(one: str, other: str) -> bool:
 def gpus_given(
     env: Mapping[str, str], variables: Sequence[str] = CUDA
 ) -> tuple[str, ...] | None:
-    """The GPUs that the first of ``variables`` that is set names; () for none.
-
-    None if no variable is set, or if its device names are not valid for CUDA.
-    """
+    """The GPUs of the first variable that is set; None: none is, or invalid names."""
     for name in variables:
         text = env.get(name)
         if text is None:
@@ -123,10 +114,7 @@ def gpus_on(
     variables: Sequence[str] = CUDA,
     meaning: Callable[[str], str | None] = lambda words: None,
 ) -> dict[str, tuple[str, ...] | None]:
-    """The job's GPUs on other hosts, from ``gpu_question`` there. Raises StartError.
-
-    ``argv_on`` gives the command for a host, and ``meaning`` explains its errors.
-    """
+    """The job's GPUs on other hosts, by ``argv_on(host)``. Raises StartError."""
 
     def one(host: str) -> tuple[str, ...] | None:
         answer = asker(env, ASK_S)(argv_on(host))

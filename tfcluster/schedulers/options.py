@@ -68,10 +68,7 @@ class OptionTable:
     def mistakes(
         self, section: str, options: Sequence[str], keys: Mapping[str, str]
     ) -> Iterator[Mistake]:
-        """The refused options of ``section``, each at its index.
-
-        ``keys`` are the keys that the section sets, by the option that each stands for.
-        """
+        """The refused options at their index; ``keys``: option -> key of a section."""
         began = False
         for index, word in enumerate(options):
             place, name = f"{section}.options.{index}", self.name_of(word)
@@ -116,10 +113,7 @@ def is_option(word: str) -> bool:
 
 
 def lines(options: Sequence[str], quoted: Callable[[str], str] = str) -> list[str]:
-    """Checked words as directives: an option begins one, and its values follow it.
-
-    ``quoted`` writes a word as the command reads it.
-    """
+    """Checked words as directives: an option begins one, and its values follow it."""
     directives: list[list[str]] = []
     for word in options:
         if directives and not is_option(word):

@@ -92,10 +92,7 @@ class ProcessChannel:
         self._process.wait()
 
     def terminate(self, timeout_s: float) -> None:
-        """Close the channel and end the child with SIGTERM, or else with SIGKILL.
-
-        Waits up to ``timeout_s`` after each signal.
-        """
+        """End the child with SIGTERM or SIGKILL, each for ``timeout_s``."""
         self.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._process.send_signal(number)

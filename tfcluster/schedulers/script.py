@@ -78,14 +78,12 @@ def into_log(launcher: LauncherCommand) -> list[str]:
 
 
 def _where(key: str, description: Description) -> str:
-    """The place of a value, or else of what it is in."""
     words = key.split(".")
     above = (".".join(words[:count]) for count in range(len(words), 0, -1))
     return next(filter(None, map(description.origins.get, above)), key)
 
 
 def _heading(description: Description) -> list[str]:
-    """Comments that say what the script is for."""
     counts = [
         f"{description.tasks[kind].count} {kind}"
         for kind in TASK_TYPES

@@ -70,10 +70,7 @@ class ReachabilityProbe(Protocol):
     """A starter that reaches hosts over a network, and can check on them."""
 
     def answers(self, host: Host) -> bool:
-        """Whether the host answers on a new connection, within ``ANSWER_S``.
-
-        Called from threads.
-        """
+        """Whether the host answers anew within ``ANSWER_S``. From threads."""
 
 
 ANSWER_S = 2.0

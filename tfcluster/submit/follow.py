@@ -124,8 +124,6 @@ class RunWatch:
 
 
 class _JobWatch(RunWatch):
-    """Follows one run of a job."""
-
     def __init__(
         self,
         job: QueuedJob,
@@ -191,7 +189,6 @@ class _JobWatch(RunWatch):
         return self._view.state.final or self.left is not None
 
     def requeued(self) -> QueuedJob | None:
-        """The job with its next run if it was requeued; otherwise None."""
         lost = self._view.state is RunState.LOST and not self._heard
         preempted = self._view.exit_code == ExitCode.PREEMPTED
         waits = preempted or self._view.requeued
@@ -223,8 +220,7 @@ class _JobWatch(RunWatch):
                 return None
 
     def _listen(self) -> None:
-        """Handle Ctrl-C: the first one cancels the job in order, the second one at
-        once, and the third one leaves."""
+        """Handle Ctrl-C: cancel in order, then at once, then leave."""
         for signal in self._signals[self._heard :]:
             self._heard += 1
             leaves = self._stays or self._heard > 2
@@ -241,8 +237,7 @@ class _JobWatch(RunWatch):
             self._asked = -ASK_RUNNING_S
 
     def _cancel(self, now: bool) -> None:
-        """Cancel the job. Runs in the background: the scheduler may hang, and Ctrl-C
-        must work."""
+        """Cancel the job, in the background: the scheduler may hang."""
         self._complaints.put(cancel(self._job, self._ask, now=now))
 
     def _check(self, now: float) -> None:
@@ -315,7 +310,6 @@ class _Inquiry:
         self.is_open = False
 
     def ask(self, timeout_s: float = 0.0) -> JobState | None:
-        """Ask unless a question is open; returns the answer, None if there is none."""
         if not self.is_open:
             self.is_open = True
             # A daemon thread: the exit does not wait for an answer.

@@ -1,10 +1,7 @@
 """Submits: begins a run, hands over what it needs, and queues a job for it.
 
-A private file in the run's folder has the checked Description, so that the job needs
-neither the configuration file nor the user's environment.
-
-From then on, the run exists, so that ``status``, ``logs -f`` and ``stop`` work while
-the job is still queued. Knows schedulers only through ``BatchScheduler``.
+A private file in the run's folder has the checked Description: the job needs neither
+the configuration file nor the user's environment. From then on, the run exists.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from tfcluster.base.errors import StartError
 from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.base.light_dataclasses import dataclass, replace
 from tfcluster.launcher.launch import prepare
-from tfcluster.launcher.secrets import read_secrets
+from tfcluster.launcher.preflight import read_secrets
 from tfcluster.plan.description_json import from_plain, to_plain
 from tfcluster.plan.document import task_parts
 from tfcluster.plan.model import Description, Secret
@@ -54,10 +51,7 @@ def write_job_input(
     environ: Mapping[str, str],
     state: Path,
 ) -> None:
-    """Write the JobInput into the run's folder, as private files. Raises OSError.
-
-    From ``environ``, it takes only the values of secrets, each into a separate file.
-    """
+    """Write the JobInput as private files, with secrets' values. Raises OSError."""
     secrets = dict(description.secrets)
     for name, secret in description.secrets.items():
         if secret.env is not None:
@@ -109,8 +103,6 @@ SCRIPT = "job.sh"
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A scheduler's job, and its run."""
-
     id: str
     scheduler: BatchScheduler
     paths: RunPaths
@@ -136,10 +128,7 @@ def submit(
     ask: Ask,
     environ: Mapping[str, str],
 ) -> QueuedJob:
-    """Queue a job for a new run. Raises TfclusterError, and then leaves nothing.
-
-    Everything that can be checked is checked here, not hours later in the job.
-    """
+    """Check and queue a job for a new run. Raises TfclusterError, leaving nothing."""
     prepared = prepare(description, scheduler.expected(description))
     read_secrets(description.secrets, description.origins, environ)
     state = state_dir(environ)

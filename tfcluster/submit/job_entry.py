@@ -21,11 +21,7 @@ from tfcluster.submit.job_status import settle
 
 
 def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
-    """Run the job whose ``JobInput`` is in ``folder``; returns the exit code.
-
-    A requeued job begins a new run and does not touch the old record. Raises
-    TfclusterError.
-    """
+    """Run the job in ``folder``, as a new run if requeued; returns the exit code."""
     first = RunPaths(folder)
     job_input = read_job_input(first)
     paths = _again(first, job_input) if first.events.exists() else first
@@ -44,20 +40,15 @@ def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
     return code
 
 
-def _was_cut_off(paths: RunPaths) -> bool:
-    """Whether the run's launcher is dead and has not recorded an end."""
-    view = read_run(paths, now_s=time.time())
-    dead = view.state is RunState.LOST or view.unknown_since_s is not None
-    return dead and all(event["type"] != "end" for event in read_events(paths.events))
-
-
 def _again(first: RunPaths, job_input: JobInput) -> RunPaths:
     before = latest(first)
     paths = create_run(job_input.state, job_input.description.name, time.time())
     for source, target in ((first.job, paths.job), (first.launched, paths.launched)):
         if document := read_json(source):
             replace_json(target, document)
-    if _was_cut_off(before):
+    view = read_run(before, now_s=time.time())
+    dead = view.state is RunState.LOST or view.unknown_since_s is not None
+    if dead and all(e["type"] != "end" for e in read_events(before.events)):
         why = f"its host was lost, and its job was restarted as {paths.run}"
         settle(before, RunState.LOST, ExitCode.PREEMPTED, why)
     link(before, paths)

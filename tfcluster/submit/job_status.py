@@ -1,8 +1,7 @@
 """The state of a submitted run, and how a submitted job is ended.
 
-The state is that of the record, completed by the scheduler's answers. The record says
-nothing before the launcher starts in the job, and after the job was
-killed. Only then is the scheduler asked.
+The scheduler is asked only where the record says nothing: before the launcher starts in
+the job, and after the job was killed.
 """
 
 from __future__ import annotations
@@ -166,10 +165,7 @@ _POLL_S = 0.5
 
 
 def cancel(job: QueuedJob, ask: Ask, *, now: bool) -> str | None:
-    """Have the scheduler end the job, in order unless ``now``.
-
-    Returns the scheduler's message if this failed, otherwise None.
-    """
+    """Have the scheduler end the job; returns why this failed, or None."""
     kill = (job.scheduler.kill_argv(job.id),)
     argvs = kill if now else job.scheduler.cancel_argvs(job.id)
     answers = [ask(argv) for argv in argvs]
@@ -181,10 +177,7 @@ def cancel(job: QueuedJob, ask: Ask, *, now: bool) -> str | None:
 def stop_job(
     job: QueuedJob, *, now: bool, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> RunView:
-    """Cancel a job and wait until its run is over; returns the run's final state.
-
-    Raises ContactLostError if the scheduler does not answer, or the job does not end.
-    """
+    """Cancel a job, wait; returns the run's final state. Raises ContactLostError."""
     ask = asker(environ)
     say(f"cancelling job {job.id}")
     cancel(job, ask, now=now)
@@ -210,10 +203,7 @@ def stop_job(
 def cancel_requeued(
     job: QueuedJob, *, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> RunPaths | None:
-    """Cancel a job that waits to continue its run; returns the run if it has begun.
-
-    Raises ContactLostError if the scheduler does not answer, or the job does not end.
-    """
+    """Cancel a waiting job; returns a run that has begun. Raises ContactLostError."""
     ask = asker(environ)
     deadline = time.monotonic() + PATIENCE_S
     cancelled = False
@@ -239,7 +229,6 @@ def cancel_requeued(
 
 
 def _phase(job: QueuedJob, ask: Ask) -> JobPhase:
-    """Raises ContactLostError if the scheduler does not answer."""
     state = ask_state(job, ask)
     if state.phase is JobPhase.UNKNOWN:
         raise ContactLostError(sentence(job, state))

@@ -1,8 +1,7 @@
 """Compares two recordings of the same program, one event after another. Pure.
 
-Arrays are compared relative to their largest absolute value, as in docs/equality.md;
-losses and metrics are compared relative to themselves. Values are equal if they differ
-by no more than the noise of one process.
+Arrays are compared relative to their largest absolute value (docs/equality.md), losses
+and metrics relative to themselves. Up to the noise of one process, values are equal.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ _LOGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first value that differs."""
-
     step: int
     """The number of steps before it; 0: before the first step ended; -1: at the end."""
     kind: str
@@ -75,8 +72,6 @@ class Difference:
 
 @dataclass(slots=True)
 class Quantity:
-    """The largest difference in one kind of values, for the table."""
-
     kind: str
     compared: int = 0
     largest: float = 0.0
@@ -262,10 +257,7 @@ def _other_course(
 
 
 def _floors(event: RecordedEvent, arrays: list[npt.NDArray[Any]]) -> dict[str, float]:
-    """By kind, the smallest value that differences are compared with.
-
-    If a weight has no influence on the loss, its gradients are rounding errors.
-    """
+    """By kind, the smallest value to compare with, above rounding errors."""
     import numpy as np
 
     floors: dict[str, float] = {}
@@ -279,10 +271,7 @@ def _floors(event: RecordedEvent, arrays: list[npt.NDArray[Any]]) -> dict[str, f
 def array_difference(
     mine: npt.NDArray[Any], theirs: npt.NDArray[Any], floor: float = 0.0
 ) -> tuple[float, int]:
-    """The largest difference relative to the largest value, and its flat index.
-
-    A largest value below ``floor`` counts as ``floor``.
-    """
+    """The largest difference relative to the largest value, and its index."""
     import numpy as np
 
     if mine.shape != theirs.shape:

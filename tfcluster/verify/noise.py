@@ -1,12 +1,9 @@
 """Which differences between runs are no differences: noise and tolerance. Pure.
 
-The noise is what one process differs from itself by, in each value and after each step.
-It is measured: the program runs alone twice, the second time with another number of
-threads and with gradients that are moved by about their rounding errors. Training
-amplifies this, in some values to their whole size, as in a bias before a normalisation.
-
-The noise says nothing about the first loss, or about a value that the two runs round
-equally. Sums in another order change the last bits of these, too: hence the tolerance.
+The noise is what one process differs from itself by, in each value and after each step:
+the program runs alone twice, the second time with other threads, and with gradients
+moved by about their rounding errors. It says nothing about the first loss, or values
+that both runs round equally, whose last bits other sums change: hence the tolerance.
 """
 
 from __future__ import annotations
@@ -25,11 +22,7 @@ _THREADS = "TF_NUM_INTRAOP_THREADS"
 def deterministic_variables(
     gpus: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment that makes TensorFlow's operations deterministic on GPUs.
-
-    Empty without a GPU, where the variable would only change input pipelines, and if
-    ``environ`` already has a value.
-    """
+    """Variables for deterministic operations, if there are GPUs and none is set."""
     return {VARIABLE: "1"} if gpus and VARIABLE not in environ else {}
 
 

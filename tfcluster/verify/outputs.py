@@ -48,8 +48,6 @@ _UNSTABLE = re.compile(r"\d{6,}")
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a run left; None is not compared."""
-
     folder: Path | None
     log: Path | None
 
@@ -113,9 +111,6 @@ def compare_outputs(
     return None if words is None else _output("printed", f"the chief printed {words}")
 
 
-# --- arrays ---------------------------------------------------------------------------
-
-
 def _arrays_in(file: Path | None) -> Arrays:
     import numpy as np
 
@@ -171,9 +166,6 @@ def _arrays_differ(
     return None
 
 
-# --- text -----------------------------------------------------------------------------
-
-
 def _program_lines(log: Path, folder: Path | None) -> list[str]:
     """What the program printed, as a terminal would show it in the end.
 
@@ -216,10 +208,7 @@ def _lines_differ(
 
 
 def _same_text(one: str, other: str, again: str, tolerance: float) -> bool:
-    """Whether lines are equal except for times, last digits and the noise of numbers.
-
-    ``again`` is what a second run alone has in place of ``one``.
-    """
+    """Whether lines are equal but for times, last digits and noise (``again``)."""
     one, other, again = (_TIMES.sub("TIME", line) for line in (one, other, again))
     if one == other:
         return True
@@ -234,10 +223,7 @@ def _same_text(one: str, other: str, again: str, tolerance: float) -> bool:
 
 
 def _words(line: str) -> str:
-    """``line`` without its numbers.
-
-    It has no spaces: numpy pads numbers that have fewer digits than others.
-    """
+    """``line`` without numbers and spaces: numpy pads shorter numbers."""
     return "".join(_NUMBER.sub("0", line).split())
 
 
@@ -254,7 +240,6 @@ def _same_number(one: str, other: str, again: str, tolerance: float) -> bool:
 
 
 def _unit(number: str) -> float:
-    """The value of the last digit: 0.001 for ``0.123``."""
     digits, _, exponent = number.lower().partition("e")
     _, _, decimals = digits.partition(".")
     return float(10.0 ** (int(exponent or 0) - len(decimals)))

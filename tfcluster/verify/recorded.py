@@ -22,8 +22,6 @@ _RUN = "run"
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """The result of a step, of a batch or of an epoch."""
-
     kind: str
     """step | batch | epoch | evaluate | train_on_batch | test_on_batch | run"""
     after_steps: int
@@ -48,8 +46,6 @@ class RecordedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Everything that a run recorded."""
-
     events: tuple[RecordedEvent, ...]
     """The events in order, without those in ``runs``."""
     runs: tuple[RecordedEvent, ...] = ()

@@ -1,7 +1,6 @@
 """The folder for recordings and copies of the program's folder.
 
-A verify locks its folder. Its launchers inherit the lock, so it is held while any of
-them works there. If a verify is killed, its launcher, which ends with it, removes what
+A verify and its launchers hold its lock. The launcher of a killed verify removes what
 is left, or else the next verify does.
 """
 
@@ -25,10 +24,7 @@ _LOCK = "lock"
 
 
 class Scratch:
-    """A new folder below the temporary folder, locked until it is removed."""
-
     def __init__(self) -> None:
-        """Create the folder. Raises ResourceError if that fails."""
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
             new = self.folder / f".{_LOCK}.new"
@@ -62,7 +58,6 @@ def remove_abandoned() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the lock file last: without it, nobody would try again."""
     with contextlib.suppress(OSError):
         for entry in folder.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -97,10 +92,7 @@ def require_small(folder: Path) -> None:
 
 
 def copy_workdir(folder: Path, to: Path) -> None:
-    """Copy ``folder`` with its links, without environments and caches.
-
-    Raises ResourceError if a file cannot be read, or the disk is full.
-    """
+    """Copy without environments and caches. Raises ResourceError."""
     try:
         shutil.copytree(folder, to, symlinks=True, ignore=_skipped)
     except shutil.Error as error:
@@ -118,7 +110,6 @@ def _not_copied(source: Path, why: str) -> ResourceError:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files that are copied; links count as files."""
     for root, folders, files in os.walk(folder):
         skipped = _skipped(root, [*folders, *files])
         folders[:] = [name for name in folders if name not in skipped]

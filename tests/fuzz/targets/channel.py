@@ -19,12 +19,11 @@ from tfcluster import __version__
 from tfcluster.agent import channel, events, loop
 from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.console.screen import Screen
-from tfcluster.launcher import exit_causes, progress, task_messages
 from tfcluster.launcher import hosts as launcher_hosts
+from tfcluster.launcher import progress, task_messages
 from tfcluster.launcher.agent_connection import Reception
 from tfcluster.launcher.job import CurrentJob, Job
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.live_run import Journal, LiveRun
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.plan.compose import compose
@@ -282,9 +281,9 @@ def _tails(data: bytes) -> None:
     """A task's last lines of output, of which the launcher makes a cause."""
     lines = [line[:2000] for line in data.decode("utf-8", "replace").split("\n")]
     tail = lines[-20:]
-    cause = exit_causes.cause_of_exit(code=1, signal=None, oom=False, tail=tail)
-    exit_causes.looks_like_victim(cause, tail)
-    exit_causes.cause_of_exit(code=None, signal="SIGABRT", oom=False, tail=tail)
+    cause = task_messages.cause_of_exit(code=1, signal=None, oom=False, tail=tail)
+    task_messages.looks_like_victim(cause, tail)
+    task_messages.cause_of_exit(code=None, signal="SIGABRT", oom=False, tail=tail)
 
 
 TARGETS = (

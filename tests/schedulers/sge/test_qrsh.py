@@ -21,7 +21,7 @@ from tfcluster.plan.model import Host, TaskGroup
 from tfcluster.schedulers.job_hosts import parse_gpus
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.sge import GPU_VARIABLES, SCHEDULER, ask_gpus
-from tfcluster.schedulers.sge.qrsh import qrsh_argv, shielded, start_process
+from tfcluster.schedulers.sge.queue import qrsh_argv, shielded, start_process
 
 # Like the real qrsh: words are joined with spaces, and the user's shell parses them.
 QRSH = """\

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.schedulers.base import CommandAnswer, JobPhase, JobState, SchedulerError
+from tfcluster.schedulers.sge.queue import how_it_ended
 from tfcluster.schedulers.sge.queue import state as ask_state
 
 ANSWERS = Path(__file__).parent / "answers"
@@ -57,6 +58,43 @@ GONE = {
 @pytest.mark.parametrize("name", GONE)
 def test_a_job_that_is_not_known(name: str) -> None:
     assert ask_state("42", lambda _: GONE[name]).phase is JobPhase.GONE
+
+
+def _entry(failed: str, exit_status: str, wallclock: str) -> str:
+    rule, host = "=" * 62, "hostname     node1.cluster.test  "
+    end = f"failed       {failed}\nexit_status  {exit_status}\nru_wallclock {wallclock}"
+    return f"{rule}\nqname        all.q               \n{host}\n{end}\n"
+
+
+TASKS = _entry("0    ", "0    ", "3s") + _entry("0", "0", "4.5")
+KILLED = _entry("100 : assumedly after job", "137                  (Killed)", "12s")
+ACCOUNTS = {
+    "well": (_entry("0    ", "0          ", "9s"), "exit status 0"),
+    "badly": (_entry("0", "143    (Terminated)", "9s"), "exit status 143 (Terminated)"),
+    "killed, among its tasks": (
+        TASKS + KILLED + TASKS,
+        "failed 100 : assumedly after job, exit status 137 (Killed)",
+    ),
+    "begun again": (
+        _entry("25  : rescheduling", "99", "50s") + _entry("0", "7", "3s"),
+        "exit status 7",
+    ),
+    "not written yet": ("error: job id 42 not found\n", None),
+    "cut off": (KILLED.partition("exit_status")[0], None),
+}
+
+
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_how_a_job_ended(name: str) -> None:
+    account, words = ACCOUNTS[name]
+    assert how_it_ended(account) == words
+
+
+def test_the_end_of_a_job_that_is_gone_is_asked_for() -> None:
+    answers = {"qstat": GONE["as text"], "qacct": CommandAnswer(0, KILLED)}
+    reason = "failed 100 : assumedly after job, exit status 137 (Killed)"
+    expected = JobState(JobPhase.GONE, "gone", reason)
+    assert ask_state("42", lambda argv: answers[argv[0]]) == expected
 
 
 UNUSABLE = {

@@ -12,10 +12,10 @@ from tests.kit.waiting import eventually
 from tests.schedulers.ssh.conftest import Site
 from tests.schedulers.ssh.server import USER
 from tfcluster.plan.model import Host, Ssh
-from tfcluster.schedulers.ssh.channel import SshChannel
 from tfcluster.schedulers.ssh.config import parse
 from tfcluster.schedulers.ssh.connect import SshConnections, open_session
 from tfcluster.schedulers.ssh.route import Sources, route
+from tfcluster.schedulers.ssh.starter import SshChannel
 from tfcluster.schedulers.starting import is_readable
 
 SOON_S = 20.0

@@ -58,7 +58,6 @@ def verdict_lines(verdict: Verdict, *, brief: bool = False) -> list[str]:
 
 
 def _table(verdict: Verdict, comparison: Comparison) -> list[str]:
-    """The largest difference of each quantity, and the tolerance."""
     rows = [
         (
             _KINDS[quantity.kind],
@@ -82,7 +81,6 @@ def _indented(tail: tuple[str, ...]) -> list[str]:
 
 
 def _part(of_noise: float, verdict: Verdict) -> str:
-    """``at most 0.02 of the noise of one machine``."""
     if of_noise == 0:
         return "to the last bit,"
     noise = "the tolerance" if _is_chosen(verdict) else "the noise of one machine"
@@ -94,7 +92,6 @@ def _part(of_noise: float, verdict: Verdict) -> str:
 
 
 def _number(of_noise: float) -> str:
-    """``0.0031``, ``0.02``, ``1.7``, ``1,200``."""
     return f"{of_noise:,.0f}" if 10 <= of_noise < 1e6 else f"{of_noise:.2g}"
 
 
@@ -180,7 +177,6 @@ def _whole(function: Function) -> list[str]:
 def _first(
     rows: Sequence[Sequence[str]], header: Sequence[str], title: str
 ) -> list[str]:
-    """The first rows below a title; nothing if there are none."""
     shown = ["", title, *table(rows[:_MOST], header, right=(1,), indent="  ")]
     if (left := len(rows) - _MOST) > 0:
         shown.append(f"  and {plural(left, 'row')} more")

@@ -31,7 +31,11 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     if first is None:
         return []
     ranks = [task.task for task in view.tasks if is_rank(task.task)]
-    alike = [other for other in view.secondary if _same_cause(other, first)]
+    alike = [
+        other
+        for other in view.secondary
+        if is_rank(other.task or "") and other.cause == first.cause
+    ]
     all_alike = len(ranks) > 1 and len(alike) == len(ranks) - 1
     headline = _headline(first, f"all {len(ranks):,} ranks" if all_alike else "")
     lines = [style.red("first failure: ") + style.bold(headline)]
@@ -62,10 +66,7 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
 
 
 def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> list[str]:
-    """The errors of hosts, equal errors only once: ``node[1-9]: ...``.
-
-    In the order of hosts; lines after a host's first line are indented.
-    """
+    """The errors of hosts in order, equal ones once: ``node[1-9]: ...``."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for host, lines in errors.items():
         # Messages that differ only in the host's own name are equal.
@@ -97,13 +98,7 @@ def how_it_ended(exit_code: int | None, signal: str | None) -> str:
     return "" if exit_code is None else f"exit {exit_code}"
 
 
-def _same_cause(one: FailureView, first: FailureView) -> bool:
-    """Whether another rank failed, too, and for the same reason."""
-    return bool(one.task) and is_rank(one.task or "") and one.cause == first.cause
-
-
 def _tail(lines: Sequence[str]) -> list[str]:
-    """The last traceback if there is one, or else the last lines."""
     shown = [sanitise(settle(line)) for line in lines]
     shown = [part for line in shown for part in line.split("\n")][-_TAIL_LINES:]
     begins = [place for place, line in enumerate(shown) if line == _TRACEBACK]
@@ -111,7 +106,6 @@ def _tail(lines: Sequence[str]) -> list[str]:
 
 
 def _victims(failures: Sequence[FailureView]) -> str:
-    """``then also failed: worker:0 (exit 1), worker:2 (SIGABRT), and 7 more``."""
     shown = []
     for failure in failures[:_VICTIMS]:
         fate = how_it_ended(failure.exit_code, failure.signal)
@@ -133,10 +127,6 @@ _ROWS = 40
 
 
 def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
-    """The table at the end: task, host, exit, time.
-
-    If there are very many tasks, only failed and lost ones are listed, up to a limit.
-    """
     first = view.first_failure.task if view.first_failure else None
     shown = view.tasks
     if len(shown) > _ROWS:
@@ -155,7 +145,6 @@ def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
 
 
 def where_logs_are(view: RunView, style: Style = PLAIN) -> list[str]:
-    """The folder of the logs, unless a failure already shows it."""
     if view.first_failure is not None or not view.tasks or not view.tasks[0].log:
         return []
     folder = sanitise_word(str(PurePath(view.tasks[0].log).parent))

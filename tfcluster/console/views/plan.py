@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -57,9 +56,9 @@ def plan(
     for kind, group in _groups(tasks).items():
         title = f"{_word(kind)}: {plural(len(group), 'task')}"
         lines += _section(title, _group(group if full else _plain(group)), style)
-    lines += _section(
-        "TF_CONFIG of each task", _cluster(document.get("cluster", {}), tasks), style
-    )
+    cluster = document.get("cluster", {}).items()
+    rows = [(_word(kind), _addresses(addresses)) for kind, addresses in cluster]
+    lines += _section("cluster in TF_CONFIG", table(rows), style)
     if origins:
         rows = [(_word(key), _word(place)) for key, place in origins.items()]
         lines += _section("where values came from", table(rows), style)
@@ -88,7 +87,6 @@ def _transport(choice: Json) -> str:
 
 
 def _hosts(hosts: Sequence[Json]) -> list[str]:
-    """One line for each group of successive equal hosts."""
     alike: list[tuple[tuple[str, str], list[str]]] = []
     for host in hosts:
         kind = (_count(host, "slots", "slot"), _count(host, "gpus", "GPU"))
@@ -172,7 +170,6 @@ def _task_row(task: Json, *, whole_log: bool) -> tuple[str, ...]:
 
 
 def _own(task: Json, shared: frozenset[str]) -> Iterator[str]:
-    """The settings that only this task has."""
     env = task.get("env") or {}
     own = {key: value for key, value in env.items() if key not in shared}
     if assignments := _assignments(own):
@@ -196,24 +193,6 @@ def _value(value: object) -> str:
 
 def _command(task: Json) -> str:
     return _word(shlex.join(map(str, task.get("argv") or ())))
-
-
-def _cluster(cluster: Mapping[str, Sequence[str]], tasks: Sequence[Json]) -> list[str]:
-    rows = [("cluster", _word(job), _addresses(a)) for job, a in cluster.items()]
-    rows = [row if i == 0 else ("", *row[1:]) for i, row in enumerate(rows)]
-    own = [
-        ("" if i else "task", _word(task.get("task")), _task_part(task))
-        for i, task in enumerate(tasks[:_NAMED])
-    ]
-    more = len(tasks) - _NAMED
-    rest = [("", "…", f"{more:,} more, each its own")] if more > 0 else []
-    return table([*rows, *own, *rest])
-
-
-def _task_part(task: Json) -> str:
-    """The ``task`` part of a task's TF_CONFIG, as JSON."""
-    kind, _, index = str(task.get("task")).partition(":")
-    return _word(f'{{"type": {json.dumps(kind)}, "index": {index}}}')
 
 
 def _addresses(addresses: Sequence[str]) -> str:

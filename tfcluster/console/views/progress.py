@@ -16,7 +16,6 @@ _WAIT_WORTH_NAMING = 0.05
 
 
 def live_text(view: RunView, now_s: float) -> str:
-    """What a run that is not over is doing now."""
     if view.state is RunState.STARTING:
         return starting(view, now_s)
     if view.state is RunState.STOPPING:
@@ -25,7 +24,6 @@ def live_text(view: RunView, now_s: float) -> str:
 
 
 def starting(view: RunView, now_s: float) -> str:
-    """``waiting for 2 of 4 tasks: worker:1 importing tensorflow, 3 s; ...``."""
     hosts = [host for host in view.hosts if host.state in ("pending", "starting")]
     if hosts and not any(_is_up(task) or task.phase for task in view.tasks):
         doing = [(_host_doing(host), host.since_s, host.host) for host in hosts]
@@ -78,7 +76,8 @@ def running(view: RunView, now_s: float) -> str:
         parts += [f"loss {loss}"] if loss else []
         paces = [t.steps_per_s for t in training if t.steps_per_s is not None]
         if paces:
-            parts.append(f"{_rate_text(statistics.median(paces))} steps/s")
+            pace = statistics.median(paces)
+        parts.append(f"{pace:.3g} steps/s" if pace < 1 else f"{pace:.1f} steps/s")
         waits = [t.wait_share for t in training if t.wait_share is not None]
         if len(waits) > 1:
             parts.append(f"waiting {statistics.fmean(waits):.0%}".replace("%", " %"))
@@ -93,8 +92,8 @@ def running(view: RunView, now_s: float) -> str:
 
 
 def stopping(view: RunView, now_s: float) -> str:
-    """``stopping 3 s: waiting for worker:[0-2]``."""
-    left = [task.task for task in view.tasks if _has_process(task)]
+    states = (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
+    left = [task.task for task in view.tasks if task.state in states]
     since_s = view.since_s if view.since_s is not None else now_s
     text = f"stopping {max(0, int(now_s - since_s))} s"
     return f"{text}: waiting for {sanitise_word(fold_tasks(left))}" if left else text
@@ -111,7 +110,6 @@ def _slowest(training: Sequence[TaskView]) -> list[str]:
 
 
 def _phases(tasks: Iterable[TaskView]) -> str:
-    """What training tasks are doing before their first step."""
     doing: dict[str, list[str]] = {}
     for task in tasks:
         if is_rank(task.task) and task.phase and not task.state.final:
@@ -123,10 +121,6 @@ def _phases(tasks: Iterable[TaskView]) -> str:
 
 def _is_up(task: TaskView) -> bool:
     return task.state not in (TaskState.PENDING, TaskState.STARTING)
-
-
-def _has_process(task: TaskView) -> bool:
-    return task.state in (TaskState.STARTING, TaskState.RUNNING, TaskState.STOPPING)
 
 
 _STAGES = {

@@ -1,23 +1,104 @@
-"""The state of a run: a header and a table of its tasks, or a line in a list. Pure."""
+"""The state of a run, or a line of it in a list, and results that came back. Pure."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tfcluster.base.states import RunState
 from tfcluster.console.display import PLAIN, Style
 from tfcluster.console.sanitise import sanitise_word
-from tfcluster.console.text import byte_size, clock, duration, table, times
+from tfcluster.console.text import byte_size, clock, duration, plural, table, times
 from tfcluster.console.views.failures import failure, how_it_ended
-from tfcluster.console.views.results import result_summary
-from tfcluster.record.run_status import FitView, RunView, ServingView, TaskView
+from tfcluster.record.run_status import (
+    FitView,
+    ResultsView,
+    RunView,
+    ServingView,
+    TaskView,
+)
+
+_SHOWN_HOSTS = 3
+
+
+def result_lines(view: ResultsView) -> list[str]:
+    """All lines about the results of one host; at least one line."""
+    host = sanitise_word(view.host)
+    if view.state == "shared":
+        return [f"{host} shares the working directory: nothing to fetch"]
+    lines = []
+    if view.cause is None and not view.files and not view.missed_count:
+        there = sanitise_word(view.there or "its working directory")
+        lines.append(f"results from {host}: no file in {there} matches")
+    elif view.cause is None or view.fetched or view.unchanged:
+        lines.append(f"results from {host}: {_counts(view)}")
+    if view.cause is not None:
+        why = sanitise_word(view.cause)
+        lines.append(f"warning: results from {host} are incomplete: {why}")
+    for names, words in (
+        (view.kept, "not replaced by the file of"),
+        (view.growing, "still written to on"),
+    ):
+        lines += [
+            f"{words} {host}: {sanitise_word(path)}: {sanitise_word(why)}"
+            for path, why in names
+        ]
+    lines += [
+        f"warning: not fetched from {host}: {sanitise_word(path)}: {sanitise_word(why)}"
+        for path, why in view.missed
+    ]
+    if (more := view.missed_count - len(view.missed)) > 0:
+        lines.append(f"warning: not fetched from {host}: {plural(more, 'more file')}")
+    return lines
+
+
+def result_summary(views: Sequence[ResultsView]) -> list[str]:
+    """One line for each host whose results are incomplete, and one for the others."""
+    lines = []
+    for view in views:
+        if view.state != "incomplete":
+            continue
+        why = view.cause or ", ".join(path for path, _ in view.missed[:_SHOWN_HOSTS])
+        count = f"{plural(view.missed_count, 'file')} missing, " * bool(
+            view.missed_count
+        )
+        lines.append(
+            sanitise_word(f"results from {view.host} are incomplete: {count}{why}")
+        )
+    well = [view for view in views if view.state == "fetched"]
+    for view in well[:_SHOWN_HOSTS]:
+        lines.append(sanitise_word(f"results from {view.host}: {_counts(view)}"))
+    if len(well) > _SHOWN_HOSTS:
+        lines.append(f"results from {plural(len(well) - _SHOWN_HOSTS, 'more host')}")
+    return lines
+
+
+def progress_text(hosts: Mapping[str, Mapping[str, Any]]) -> str:
+    """``fetching results: node1 12.4 MB of 80.0 MB``, for hosts not yet done."""
+    sizes = {
+        host: (int(progress.get("bytes") or 0), int(progress.get("of_bytes") or 0))
+        for host, progress in hosts.items()
+    }
+    busy = {host: size for host, size in sizes.items() if size[0] < size[1]}
+    amounts = ", ".join(
+        f"{sanitise_word(host)} {byte_size(done)} of {byte_size(total)}"
+        for host, (done, total) in list(busy.items())[:_SHOWN_HOSTS]
+    )
+    left = len(busy) - _SHOWN_HOSTS
+    more = f" and {left} more hosts" if left > 0 else ""
+    return f"fetching results: {amounts}{more}" if amounts else "fetching results"
+
+
+def _counts(view: ResultsView) -> str:
+    text = f"{plural(view.fetched, 'file')}, {byte_size(view.sent_bytes)}"
+    return f"{text}; {view.unchanged:,} unchanged" if view.unchanged else text
+
 
 _LOSS = "loss"
 
 
 def epoch_text(fit: FitView | None) -> str:
-    """``3/12``; ``3`` if the number of epochs is unknown."""
     return "" if fit is None else _of(fit.epoch, fit.epochs)
 
 
@@ -29,7 +110,6 @@ def step_text(task: TaskView) -> str:
 
 
 def loss_text(task: TaskView) -> str:
-    """``0.3125``; ``nan`` for a value that is not a finite number."""
     if _LOSS not in task.metrics:
         return ""
     loss = task.metrics[_LOSS]
@@ -48,7 +128,6 @@ _NUMBERS = range(3, 10)
 
 
 def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
-    """All lines about one run."""
     lines = [
         f"{style.bold(sanitise_word(view.run))}  {state_words(view, now_s, style)}"
     ]
@@ -66,7 +145,6 @@ def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
 
 
 def status_line(view: RunView, now_s: float, style: Style = PLAIN) -> str:
-    """One line about a run, for a list of runs."""
     began = f"  began {clock_time(view.started_s, now_s)}" if view.started_s else ""
     return f"{sanitise_word(view.run)}  {state_words(view, now_s, style)}{began}"
 
@@ -155,7 +233,6 @@ def _remark(task: TaskView) -> str:
 
 
 def _served(serving: ServingView) -> str:
-    """``1,200 updates, 21.4 MB, staleness 0.8 (at most 3), 2 dropped``."""
     parts = [f"{serving.applied:,} updates", byte_size(serving.bytes)]
     if serving.staleness_max:
         most = f"at most {serving.staleness_max:,}"
@@ -176,7 +253,6 @@ def clock_time(t_s: float, now_s: float) -> str:
 
 
 def run_list(views: Sequence[RunView], now_s: float, style: Style = PLAIN) -> list[str]:
-    """A header and one line for each run, in the given order."""
     rows = [_run_row(view, now_s, style) for view in views]
     header = style.header("run", "backend", "began", "took", "state")
     return table(rows, header, right=(3,))

@@ -235,7 +235,6 @@ class LsfScheduler(BatchScheduler):
 
 
 def gpus_of_host(description: Description, lsf: LsfSettings) -> int:
-    """How many GPUs each host needs: for as many tasks as it may get."""
     if lsf.gpus_per_node is not None:
         return lsf.gpus_per_node
     slots = lsf.tasks_per_node or len(description.task_ids())
@@ -276,10 +275,7 @@ def _quoted(word: str) -> str:
 
 
 def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
-    """Host -> slots, in LSF's order.
-
-    Raises StartError outside of a job, ConfigError if the variables are unusable.
-    """
+    """Host -> slots, in LSF's order. Raises StartError or ConfigError."""
     SCHEDULER.require_inside(env)
     if path := env.get("LSB_DJOB_HOSTFILE"):
         where = f"LSB_DJOB_HOSTFILE={path!r}"
@@ -302,10 +298,7 @@ def _argv_on(host: str) -> tuple[str, ...]:
 
 
 def _fields(job: str, names: tuple[str, ...], ask: Ask) -> list[str | None] | None:
-    """These fields of a job, each None if LSF has ``-`` for it; None: no such job.
-
-    Raises SchedulerError if there is no usable answer.
-    """
+    """Fields of a job, None for ``-``; None: no such job. Raises SchedulerError."""
     columns = f"{' '.join(names)} delimiter='|'"
     answer = ask(("bjobs", "-a", "-noheader", "-o", columns, job))
     if "is not found" in answer.stderr + answer.stdout:
@@ -318,7 +311,6 @@ def _fields(job: str, names: tuple[str, ...], ask: Ask) -> list[str | None] | No
 
 
 def _minutes(text: str | None) -> float | None:
-    """``90.0/hostA`` or ``120 second(s)`` in minutes."""
     match = re.match(r"([0-9]+(?:\.[0-9]*)?)( second)?", text or "")
     if match is None or len(match[1]) > 20:
         return None

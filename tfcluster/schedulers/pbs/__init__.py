@@ -239,12 +239,8 @@ class PbsScheduler(BatchScheduler):
             reason = f"exit status {status}"
         return JobState(phase, word, reason)
 
-    def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
-        # SIGTERM, and after kill_delay SIGKILL.
-        return (self.kill_argv(job),)
-
     def kill_argv(self, job: str) -> tuple[str, ...]:
-        return ("qdel", job)
+        return ("qdel", job)  # SIGTERM, and after kill_delay SIGKILL
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
         """The queue's kill_delay, less the time of a sweep."""
@@ -323,10 +319,7 @@ def _memory(text: str) -> str:
 
 
 def granted(env: Mapping[str, str]) -> list[str]:
-    """The lines of PBS_NODEFILE: a host's name for each of its slots.
-
-    Raises StartError outside of a job, ConfigError if the file is unusable.
-    """
+    """PBS_NODEFILE: a host for each slot. Raises StartError or ConfigError."""
     SCHEDULER.require_inside(env)
     path = env["PBS_NODEFILE"]
     names = host_file("PBS_NODEFILE", path, _STALE).split()

@@ -50,13 +50,13 @@ from tfcluster.schedulers.options import (
 )
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.sge import queue
-from tfcluster.schedulers.sge.qrsh import (
+from tfcluster.schedulers.sge.queue import (
+    find_program,
     meaning,
     qrsh_argv,
     shielded,
     start_process,
 )
-from tfcluster.schedulers.sge.queue import find_program
 from tfcluster.schedulers.starting import AgentChannel, Starter
 
 _SWEEP_S = 5.0
@@ -182,10 +182,7 @@ class SgeScheduler(BatchScheduler):
             yield Mistake("sge", message, hint, f"tasks.{needing[0]}.gpus", fatal=False)
 
     def is_inside(self, env: Mapping[str, str]) -> bool:
-        """Whether this is the environment of a job's script.
-
-        ``JOB_ID`` alone does not suffice: other programs than Grid Engine set it, too.
-        """
+        """Whether it is a job script's; ``JOB_ID`` alone is set by others, too."""
         return "JOB_ID" in env and "SGE_TASK_ID" in env
 
     def directives(
@@ -205,12 +202,9 @@ class SgeScheduler(BatchScheduler):
     def submit_argv(self, script: Path) -> tuple[str, ...]:
         return ("qsub", "-terse", str(script))
 
-    def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
-        # With -notify, the launcher gets SIGUSR2 first.
-        return (self.kill_argv(job),)
-
     def kill_argv(self, job: str) -> tuple[str, ...]:
-        # There is no faster way: a job that is being deleted gets no further signal.
+        # With -notify, the launcher gets SIGUSR2 first. There is no faster way: a job
+        # that is being deleted gets no further signal.
         return ("qdel", job)
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
@@ -254,8 +248,7 @@ class SgeScheduler(BatchScheduler):
         return None if index == "undefined" else index
 
     def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
-        """SIGUSR1, which -notify sends before a suspension, unless s_rt is set, which
-        sends it at its limit."""
+        """SIGUSR1 of -notify before a suspension, unless s_rt sends it, too."""
         sge = self.settings_in(description)
         words = (*sge.resources, *sge.options)
         limited = any(word.startswith("s_rt") for word in words)
@@ -315,8 +308,6 @@ def ask_gpus(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobStarter:
-    """Starts agents on the hosts of this job."""
-
     own: tuple[str, ...]
     """The names of this host."""
     qrsh: str
@@ -362,10 +353,7 @@ def slots_by_host(where: str, text: str) -> dict[str, int]:
 
 
 def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
-    """Host -> slots, in the scheduler's order.
-
-    Raises StartError outside of a job, ConfigError if the host file is unusable.
-    """
+    """Host -> slots, in the scheduler's order. Raises StartError or ConfigError."""
     SCHEDULER.require_inside(env)
     if path := env.get("PE_HOSTFILE"):
         text = host_file("PE_HOSTFILE", path, _STALE)

@@ -1,11 +1,14 @@
-"""Queues and follows a job with qsub and qstat; asks about our own job."""
+"""Grid Engine's commands: qsub, qstat, qacct, and ``qrsh -inherit`` within a job."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import select
+import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from xml.etree import ElementTree
 
@@ -19,6 +22,7 @@ from tfcluster.schedulers.base import (
     one_line,
     output_of,
 )
+from tfcluster.schedulers.process_channel import ProcessChannel
 
 JOB_ID = re.compile(
     r'^(?:[Yy]our job (?=[0-9]+ \("))?([1-9][0-9]*)(?= \("|\s*$)', re.MULTILINE
@@ -49,9 +53,8 @@ _FINISHED = 0x10000
 def state(job: str, ask: Ask) -> JobState:
     """The state of ``job``. Raises SchedulerError if the answer is unusable."""
     answer = ask(("qstat", "-j", job, "-xml"))
-    gone = JobState(JobPhase.GONE, "gone", f"`qacct -j {job}` shows how it ended")
     if _GONE.search(answer.stdout + answer.stderr):
-        return gone
+        return _gone(job, ask)
     try:
         root = ElementTree.fromstring(answer.stdout)
     except ElementTree.ParseError as error:
@@ -61,7 +64,7 @@ def state(job: str, ask: Ask) -> JobState:
         cause = "; ".join(_texts(root.iter("AN_text")))
         raise SchedulerError(cause or f"qstat does not list job {job}")
     if job not in (number.text for number in root.iter("JB_job_number")):
-        return gone
+        return _gone(job, ask)
     errors = _texts(root.iter("QIM_message"))
     if errors:
         told = "; ".join(_STAMP.sub("", text) for text in errors[:_SHOWN_REASONS])
@@ -82,11 +85,27 @@ def state(job: str, ask: Ask) -> JobState:
     return JobState(JobPhase.PENDING, "waiting (qw)", _folded(reasons))
 
 
-def _reasons(root: ElementTree.Element) -> list[str]:
-    """Why the job has not started; reasons about this job alone come first.
+def _gone(job: str, ask: Ask) -> JobState:
+    reason = how_it_ended(ask(("qacct", "-j", job)).stdout)
+    hint = f"`qacct -j {job}` may show later how it ended"
+    return JobState(JobPhase.GONE, "gone", reason or hint)
 
-    Empty if the site has turned reasons off (sched_conf(5), ``schedd_job_info``).
-    """
+
+def how_it_ended(accounting: str) -> str | None:
+    """The end of a job in the accounting, where none of its tasks is as long."""
+    ends = []
+    for entry in accounting.split("=" * 40):
+        facts = dict(re.findall(r"^(\w+) +(.*\S)", entry, re.MULTILINE))
+        lasted = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", facts.get("ru_wallclock", ""))
+        if lasted and "exit_status" in facts and not facts["failed"].startswith("25 "):
+            failed = "" if facts["failed"] == "0" else f"failed {facts['failed']}, "
+            words = f"{failed}exit status {facts['exit_status']}"
+            ends.append((float(lasted[0]), " ".join(words.split())))
+    return max(ends)[1] if ends else None
+
+
+def _reasons(root: ElementTree.Element) -> list[str]:
+    """Why the job has not started (own reasons first), if the site shows it."""
     own = (part.iter("MES_message") for part in root.iter("SME_message_list"))
     return list(dict.fromkeys(_texts([*chain(*own), *root.iter("MES_message")])))
 
@@ -98,7 +117,6 @@ def _folded(reasons: list[str]) -> str | None:
 
 
 def _texts(elements: Iterable[ElementTree.Element]) -> list[str]:
-    """The texts of the elements, each as one line."""
     return [" ".join(element.text.split()) for element in elements if element.text]
 
 
@@ -197,10 +215,7 @@ def seconds(text: str) -> float:
 
 
 def find_program(name: str, env: Mapping[str, str]) -> str:
-    """The path of a program such as qrsh. Raises StartError if there is none.
-
-    A program that is not on the job's PATH is sought below SGE_ROOT.
-    """
+    """The path of a program, on the PATH or below SGE_ROOT. Raises StartError."""
     folders = [env.get("PATH", "")]
     if root := env.get("SGE_ROOT"):
         arch = env.get("SGE_ARCH") or env.get("ARC", "")
@@ -212,3 +227,68 @@ def find_program(name: str, env: Mapping[str, str]) -> str:
         f"{name} is not found",
         hint="put Grid Engine's programs on the PATH of the job",
     )
+
+
+START_S = 60.0
+"""How long Grid Engine may take to start a process on the other host."""
+_END_S = 3.0
+"""How long qrsh may take to exit after SIGTERM; it notifies the other side first."""
+
+_SHIELD = 'trap "" USR1 USR2; '
+"""The signals of -notify go to every process of a task, and would kill processes that
+have no handler."""
+_BECOME = 'exec "$0" "$@"'
+_READY = "echo; "
+"""qrsh may lose input that it gets before the process runs, and then the process never
+runs (seen with 8.1.9). So the process prints an empty line when it is ready."""
+
+_MEANINGS = (
+    (
+        "didn't accept task",
+        "Grid Engine accepts no task there: the parallel environment needs "
+        "`control_slaves TRUE` (`qconf -sp NAME` shows it), and a slot must be free",
+    ),
+    ("can't resolve host name", "Grid Engine cannot resolve that host's name"),
+    ("failed sending task to execd", "its sge_execd does not answer"),
+)
+
+
+def qrsh_argv(qrsh: str, host: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """The argv that runs ``argv`` on ``host``, named exactly as in PE_HOSTFILE.
+
+    The user's shell on that host parses the words again, so each word is quoted.
+    Standard input stays open (no ``-nostdin``), because it is the agent's channel.
+    """
+    over_there = ("/bin/sh", "-c", _SHIELD + _READY + _BECOME, *argv)
+    return (qrsh, "-inherit", host, *map(shlex.quote, over_there))
+
+
+def shielded(argv: Sequence[str]) -> tuple[str, ...]:
+    """``argv`` with SIGUSR1 and SIGUSR2 ignored: the launcher handles them."""
+    return ("/bin/sh", "-c", _SHIELD + _BECOME, *argv)
+
+
+def meaning(words: str) -> str | None:
+    """An explanation of qrsh's message, or None if it is unknown."""
+    return next((text for sign, text in _MEANINGS if sign in words), None)
+
+
+def start_process(
+    host: str, argv: Sequence[str], timeout_s: float = START_S
+) -> ProcessChannel:
+    """Start a ``qrsh_argv`` and wait until the process runs. Raises StartError."""
+
+    def explained(words: str, end: str) -> str:
+        text = meaning(words)
+        return f"{text}: {end}" if text else ""
+
+    channel = ProcessChannel(host, argv, end_s=_END_S, explain=explained)
+    readable, _, _ = select.select([channel], [], [], timeout_s)
+    if readable and os.read(channel.fileno(), 1):
+        return channel
+    if readable:
+        cause = channel.diagnosis() or "qrsh ended"
+    else:
+        cause = f"Grid Engine started nothing there in {timeout_s:g} s"
+    channel.release(_END_S)
+    raise StartError(f"{host}: no agent could be started: {cause}")

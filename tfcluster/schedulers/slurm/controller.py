@@ -102,20 +102,14 @@ def kill_wait_s(config: str) -> float | None:
 
 
 def srun_ports(config: str) -> range | None:
-    """The ports on which srun may listen, which firewalls allow; None: all.
-
-    ``SrunPortRange = 60001-63000``.
-    """
+    """``SrunPortRange = 60001-63000``: the ports that firewalls allow; None: all."""
     match = _SRUN_PORTS.search(config)
     ports = range(int(match[1]), int(match[2]) + 1) if match else range(0)
     return ports if 0 < ports.start <= ports.stop <= 1 << 16 else None
 
 
 def has_gpus(job: Mapping[str, str]) -> bool:
-    """Whether a job's resources (``gres:gpu:2``, ``gres/gpu:a100=4``) have GPUs.
-
-    salloc's shell has no variable that says so.
-    """
+    """Whether a job's resources have GPUs; salloc's shell has no variable for that."""
     return any(
         "gpu" in value
         for key, value in job.items()
@@ -172,7 +166,6 @@ def _phase(word: str) -> JobPhase:
 
 
 def _reason(text: str) -> str | None:
-    """``(Resources)`` with its meaning."""
     word = text.strip("()")
     meaning = _REASONS.get(word.split(",")[0])
     if word in ("", "None"):

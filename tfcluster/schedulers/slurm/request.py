@@ -152,15 +152,13 @@ def slurm_options(slurm: SlurmSettings) -> dict[str, tuple[int, str]]:
 
 
 def job_size(description: Description, slurm: SlurmSettings) -> dict[str, int | None]:
-    """Option of sbatch -> its value for these tasks.
-
-    None: Slurm decides, or it is not asked for.
-    """
+    """Option of sbatch -> its value for these tasks; None: Slurm decides."""
     tasks, options = len(description.task_ids()), slurm_options(slurm)
     nodes = _number(slurm, options, "--nodes")
     slots = wanted_slots = _number(slurm, options, "--ntasks-per-node")
     gpus = _number(slurm, options, "--gpus-per-node")
-    gpus_of_task = _gpus_of_task(description)
+    (first, *others) = {group.gpus for group in description.tasks.values()}
+    gpus_of_task = None if others else first  # None: different numbers, or unknown
     if nodes is None and "--nodes" not in options:
         if slots is None and gpus_of_task and gpus:
             slots = max(1, gpus // gpus_of_task)
@@ -185,10 +183,7 @@ def job_size(description: Description, slurm: SlurmSettings) -> dict[str, int | 
 
 
 def gpus_needed(description: Description, nodes: int, slots: int) -> list[int]:
-    """How many GPUs the tasks of each of ``nodes`` nodes with ``slots`` slots need.
-
-    Empty if the tasks do not fit.
-    """
+    """How many GPUs each node's tasks need; empty if the tasks do not fit."""
     if nodes * slots < len(description.task_ids()):
         return []
     plain = {
@@ -253,12 +248,6 @@ def _gpu_contradictions(
         yield Mistake(_place(options, "--gpus-per-node"), message, hint, key)
 
 
-def _gpus_of_task(description: Description) -> int | None:
-    """How many GPUs every task needs; None: different numbers, or unknown."""
-    (first, *others) = {group.gpus for group in description.tasks.values()}
-    return None if others else first
-
-
 def _place(options: Mapping[str, tuple[int, str]], name: str) -> str:
     """The dotted key that sets what this option of sbatch means."""
     if name in options:
@@ -291,7 +280,6 @@ def directives(
 
 
 def _requests(description: Description, slurm: SlurmSettings) -> Iterator[str]:
-    """The directives for the settings of the Description."""
     size, options = job_size(description, slurm), slurm_options(slurm)
     yield f"--job-name={_value('name', description.name)}"
     for option in dict.fromkeys((*size, *SLURM_KEYS)):

@@ -150,10 +150,7 @@ def has_reason(words: str) -> bool:
 
 
 def words_about(words: str, host: str, task: int) -> str:
-    """A labelled step's lines from its ``task``, or from srun about ``host``.
-
-    The labels are removed.
-    """
+    """A labelled step's lines from ``task`` or about ``host``, without labels."""
     name = re.escape(host)
     line = rf"\s*{task}: (.*)|((?:srun|slurmstepd).*(?<![\w.-]){name}(?![\w-]).*)"
     matches = (re.fullmatch(line, text) for text in words.splitlines())
@@ -177,10 +174,7 @@ def gpu_question_argv(
 
 
 def parse_gpus(answer: str) -> dict[str, tuple[str, ...] | None]:
-    """Node -> device names, for nodes that answered.
-
-    None: Slurm does not bind GPUs there; (): the node has no GPU for us.
-    """
+    """Node -> device names; None: Slurm does not bind GPUs, (): none for us."""
     words = (line.split(" ", 2) for line in answer.splitlines())
     devices = {word[1]: word[2] for word in words if word[0] == _MARK and word[2:]}
     return {

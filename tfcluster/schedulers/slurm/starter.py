@@ -67,10 +67,7 @@ class GroupStep:
         self._process.close()
 
     def channel(self, host: str) -> ConnectedChannel | None:
-        """The channel to the process on ``host``; None: there will never be one.
-
-        Blocks until the process has connected.
-        """
+        """The channel to a process, once connected; None: it never will be."""
         caller = self._reception.caller(host, self._deadline_s, self._process.is_over)
         if caller is None:
             self.leave(host)

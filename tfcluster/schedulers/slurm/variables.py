@@ -47,11 +47,7 @@ def is_inside(environ: Mapping[str, str]) -> bool:
 
 
 def nodes(environ: Mapping[str, str]) -> tuple[SlurmNode, ...]:
-    """The job's nodes, or those of the step that we are in, in the order of the job.
-
-    Raises ConfigError if a variable is invalid or contradicts another one, and
-    StartError outside of a job.
-    """
+    """The job's or step's nodes in the job's order. Raises ConfigError, StartError."""
     groups = _number(environ, "SLURM_HET_SIZE")
     if groups is None:
         listed = _group(environ, None)
@@ -60,12 +56,6 @@ def nodes(environ: Mapping[str, str]) -> tuple[SlurmNode, ...]:
     if not listed:
         raise StartError("not inside a Slurm job: SLURM_JOB_NODELIST is not set")
     return _of_step(environ, _merged(listed))
-
-
-def is_in_step(environ: Mapping[str, str]) -> bool:
-    """Whether this is a step of the job, which may have only some of its nodes."""
-    interactive = environ.get("SLURM_STEP_ID") == _INTERACTIVE
-    return bool(environ.get("SLURM_STEP_NODELIST")) and not interactive
 
 
 def require_one_launcher(environ: Mapping[str, str]) -> None:
@@ -129,10 +119,9 @@ def _group(environ: Mapping[str, str], group: int | None) -> list[SlurmNode]:
 def _of_step(
     environ: Mapping[str, str], nodes: tuple[SlurmNode, ...]
 ) -> tuple[SlurmNode, ...]:
-    """Those of the job's nodes that the step has; all of them outside of a step."""
-    if not is_in_step(environ):
-        return nodes
     key = "SLURM_STEP_NODELIST"
+    if not environ.get(key) or environ.get("SLURM_STEP_ID") == _INTERACTIVE:
+        return nodes
     names = _names(environ, key, environ[key])
     job = [node.name for node in nodes]
     if strange := sorted({*names} - {*job}):
@@ -159,7 +148,6 @@ def _slots(
 
 
 def _names(environ: Mapping[str, str], key: str, text: str) -> list[str]:
-    """The nodes in their order, which is that of the counts."""
     try:
         names = expand(text)
     except HostlistError as error:

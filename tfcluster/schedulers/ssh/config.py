@@ -1,7 +1,6 @@
 """Parses ssh_config(5) into directives, and evaluates them for a host.
 
-Pure: the function that reads files is an argument. Does not know the meaning of
-options, except those on which Match lines may depend.
+Pure: the function that reads files is an argument.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ class Directive:
 
 
 def parse(name: str, text: str, read: ReadFiles) -> tuple[Directive, ...]:
-    """The directives of a file and of all files that it includes.
-
-    Raises HostError, with file and line, if the text is invalid.
-    """
+    """The directives of a file and the files that it includes. Raises HostError."""
     return tuple(_parse(name, text, read, outer=(), depth=0))
 
 
@@ -132,10 +128,7 @@ def _match(words: Sequence[str], where: str) -> tuple[_Criterion, ...]:
 
 
 def lookup(directives: Sequence[Directive], host: str, *, me: str) -> Options:
-    """The options for ``host``: for each keyword, the first value that applies.
-
-    ``me`` is the local user. Raises HostError for an unknown criterion of Match.
-    """
+    """For each keyword, the first value that applies. Raises HostError."""
     options: dict[str, tuple[str, ...]] = {}
     final = any(
         c.kind == "final" for d in directives for match in d.when for c in match

@@ -19,8 +19,7 @@ from typing import Any
 
 from tfcluster.schedulers.ssh import errors
 from tfcluster.schedulers.ssh.errors import SshStage
-from tfcluster.schedulers.ssh.keys import Keys
-from tfcluster.schedulers.ssh.known_hosts import HostKey, listed_keys
+from tfcluster.schedulers.ssh.known_hosts import HostKey, Keys, listed_keys
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
 from tfcluster.schedulers.ssh.route import Route
 
@@ -110,10 +109,7 @@ class SshConnections:
 
 
 def _tcp(route: Route) -> socket.socket:
-    """A TCP connection to one of the host's addresses, each with a share of the time.
-
-    Raises HostError.
-    """
+    """A connection to one of the host's addresses. Raises HostError."""
     deadline = time.monotonic() + route.timeout_s
     try:
         addresses = socket.getaddrinfo(
@@ -234,7 +230,6 @@ def _prefer(transport: paramiko.Transport, keys: tuple[HostKey, ...]) -> None:
 
 
 def _check(route: Route, shown: HostKey, keys: tuple[HostKey, ...]) -> None:
-    """Raise HostError unless a listed key is the one that the host has shown."""
     same = [key for key in keys if key.blob == shown.blob]
     for key in same:
         if key.revoked:

@@ -1,7 +1,7 @@
-"""known_hosts: which keys a host may present. Pure.
+"""SSH keys: those that a host may present (known_hosts), and the user's own.
 
-Format: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT. Authorities (``@cert-authority``) are
-ignored, because host certificates are not requested.
+Format: sshd(8), SSH_KNOWN_HOSTS FILE FORMAT, without authorities. Keys that need a
+passphrase belong in the ssh agent.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from tfcluster.schedulers.ssh.config import matches
+from tfcluster.schedulers.ssh.paramiko_import import paramiko
+from tfcluster.schedulers.ssh.route import Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,7 @@ class HostKey:
 
 
 def listed_keys(files: Iterable[tuple[str, str]], name: str) -> tuple[HostKey, ...]:
-    """The keys listed for ``name``, from file names and texts.
-
-    As in ssh, if no key is listed for ``[host]:port``, the keys for ``host`` count.
-    """
+    """The keys for ``name``; if ``[host]:port`` has none, those for ``host``."""
     lines = [line for file, text in files for line in _lines(file, text)]
     keys = tuple(key for names, key in lines if _are_of(names, name))
     if keys or not name.startswith("["):
@@ -57,7 +59,6 @@ def fingerprint(blob: bytes) -> str:
 
 @lru_cache(maxsize=16)
 def _lines(file: str, text: str) -> tuple[tuple[tuple[str, ...], HostKey], ...]:
-    """The names and the key of each line, parsed once for all hosts."""
     return tuple(_parsed(file, text))
 
 
@@ -89,3 +90,80 @@ def _is_hash_of(hashed: str, name: str) -> bool:
     except (binascii.Error, ValueError):
         return False
     return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+
+
+@dataclass(slots=True)
+class Keys:
+    """The keys for one route; ``candidates`` fills ``locked`` and ``unusable``."""
+
+    route: Route
+    locked: list[str] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
+
+    def candidates(self) -> Iterator[tuple[str, paramiko.PKey]]:
+        """Each key with its name, as ssh orders them: listed, agent's, files."""
+        listed = {path: _public(path) for path in self.route.identities}
+        held = _held() if self.route.uses_agent else {}
+        for path, blob in listed.items():
+            if blob is not None and blob in held:
+                yield f"{path} (agent)", held[blob]
+        wanted = set(listed.values())
+        for blob, key in held.items():
+            if blob not in wanted and not self.route.identities_only:
+                yield f"agent key {fingerprint(blob)}", key
+        for path, blob in listed.items():
+            if blob is None or blob not in held:
+                yield from self._from_file(path)
+
+    def _from_file(self, path: Path) -> Iterator[tuple[str, paramiko.PKey]]:
+        try:
+            key = paramiko.PKey.from_path(path)
+        except FileNotFoundError:
+            return
+        except TypeError:  # raised for a key that needs a passphrase
+            self.locked.append(str(path))
+            return
+        except (
+            OSError,
+            ValueError,
+            UnsupportedAlgorithm,
+            paramiko.SSHException,
+            paramiko.pkey.UnknownKeyType,
+        ) as error:
+            self.unusable.append(f"{path} cannot be used: {error}")
+            return
+        if key.public_blob is not None:
+            yield f"{path} (certificate)", key
+            key = paramiko.PKey.from_path(path)
+            key.public_blob = None
+        for certificate in self.route.certificates:
+            if certified := _certified(path, certificate):
+                yield f"{path} ({certificate.name})", certified
+        yield str(path), key
+
+
+def _certified(path: Path, certificate: Path) -> paramiko.PKey | None:
+    key = paramiko.PKey.from_path(path)
+    try:
+        key.load_certificate(str(certificate))
+    except (OSError, ValueError, binascii.Error):
+        return None
+    return key
+
+
+def _held() -> dict[bytes, paramiko.PKey]:
+    """The keys of the ssh agent, by public key; {} if there is no agent."""
+    try:
+        agent = paramiko.Agent()
+    except (OSError, paramiko.SSHException):
+        return {}
+    return {key.blob: key for key in agent.get_keys()}
+
+
+def _public(path: Path) -> bytes | None:
+    """The public key in the .pub file, which identifies a key in the agent."""
+    try:
+        words = Path(f"{path}.pub").read_text().split()
+        return base64.b64decode(words[1])
+    except (OSError, ValueError, IndexError, binascii.Error):
+        return None
