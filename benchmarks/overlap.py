@@ -5,7 +5,7 @@ the time that the gradients need on the wire. Hosts are namespaces on this machi
 share its cores, but each has its own cable, limited in both directions by ``tc qdisc
 tbf`` with a burst of 256 KiB.
 
-    python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp dlrm cnn20]
+    python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp ...]
         [--only NAME ...] [--rounds 3] [--steps 10] [--phases]
 
 ``--phases`` shows how long a step exchanges, and how long it has nothing to send: from
@@ -29,7 +29,7 @@ from benchmarks.trainers.workload import TASKS
 from tests.rigs.testbed import Options, Unavailable
 
 BATCH = 64
-MODELS = ("mlp", "dlrm", "cnn20")
+MODELS = ("mlp", "cnn_dense", "cnn20")
 HEADERS = 1.05
 """Bytes on the wire for each byte of data: TCP, IP and Ethernet headers."""
 WITHIN, COMPRESSED_WITHIN, OF_DDP = 1.04, 1.1, 0.92
