@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.peers import BURST_KIB, PEERS, Layout, Peer, Result, Rig, outcome
+from benchmarks.contenders import BURST_KIB, PEERS, Layout, Peer, Result, Rig, outcome
 from benchmarks.rigs import USER, Bench, bench
 from benchmarks.trainers.workload import TASKS
 from tests.rigs.testbed import Options, Unavailable

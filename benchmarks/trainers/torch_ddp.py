@@ -157,7 +157,7 @@ def main() -> None:
             loss = loss_of(model(x), y)
             loss.backward()
             optimizer.step()
-        return loss.item()
+        return float(loss.item())
 
     workload.train(job, run, sum(each.numel() for each in model.parameters()))
     if size > 1:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import peers
-from benchmarks.peers import Layout, Outcome, Result
+from benchmarks import contenders, peers
+from benchmarks.contenders import Layout, Outcome, Result
 from tfcluster.base.isolated_import import PACKAGE_ROOT
 
 ONE = Result(step_s=0.2, first_s=3.0, memory_mib=500.0, cores=1, parameters=10)
@@ -47,14 +47,14 @@ def test_ranks_divide_the_cores(layout: Layout, cores: int, threads: int) -> Non
 
 def test_a_failed_peer_has_the_first_line_of_its_error_in_its_row() -> None:
     output = "Traceback ...\n  File x\nValueError: a | b\nE0000 further lines\n"
-    assert peers.error_in(["", output]) == "ValueError: a / b"
-    assert peers.error_in(["", "Killed\n"]) == "failed: Killed"
-    assert peers.error_in([""]) == "failed: without a word"
+    assert contenders.error_in(["", output]) == "ValueError: a / b"
+    assert contenders.error_in(["", "Killed\n"]) == "failed: Killed"
+    assert contenders.error_in([""]) == "failed: without a word"
 
 
 def test_reports_are_those_of_all_ranks_among_other_lines() -> None:
     output = 'note\n[worker:1] TIMES {"step": 2}\nTIMES {"step": 1}\n'
-    assert [each["step"] for each in peers.reports_in(output)] == [2, 1]
+    assert [each["step"] for each in contenders.reports_in(output)] == [2, 1]
 
 
 @pytest.mark.slow
