@@ -96,9 +96,9 @@ class Result:
     @classmethod
     def of(cls, reports: Sequence[Mapping[str, float]], cores: int) -> Result:
         return cls(
-            statistics.median(each["step"] for each in reports),
-            max(each["first"] for each in reports),
-            max(each["memory"] for each in reports),
+            statistics.median(report["step"] for report in reports),
+            max(report["first"] for report in reports),
+            max(report["memory"] for report in reports),
             cores,
             int(reports[0]["parameters"]),
         )
@@ -205,8 +205,10 @@ def outcome(
             for rank in range(ranks)
         ]
     is_late = not wait(processes, TIMEOUT_S)
-    texts = [each.read_text(errors="replace") for each in outputs if each.exists()]
-    reports = [each for text in texts for each in reports_in(text)]
+    texts = [
+        output.read_text(errors="replace") for output in outputs if output.exists()
+    ]
+    reports = [report for text in texts for report in reports_in(text)]
     if len(reports) == ranks:
         return Result.of(reports, layout.cores(CORES))
     if is_late:
@@ -220,7 +222,9 @@ def _setting(name: str, value: str) -> tuple[str, str]:
 
 def group_of(addresses: Sequence[str], ports: Sequence[int]) -> list[dict[str, str]]:
     """For each rank, the variables by which the peers' ranks meet."""
-    workers = [f"{each}:{port}" for each, port in zip(addresses, ports, strict=False)]
+    workers = [
+        f"{address}:{port}" for address, port in zip(addresses, ports, strict=False)
+    ]
     return [
         {
             "RANK": str(rank),
@@ -245,15 +249,15 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> bool
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        codes = [each.poll() for each in processes]
+        codes = [process.poll() for process in processes]
         if any(codes) or None not in codes:
             break
         time.sleep(0.05)
     is_late = time.monotonic() >= deadline
-    for each in processes:
-        if each.poll() is None:
-            each.kill()
-        each.wait()
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
     return not is_late
 
 

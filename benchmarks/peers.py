@@ -49,9 +49,9 @@ BETWEEN_HOSTS = ("mlp", "cnn")
 takes a quarter of an hour."""
 
 
-def places(found: Mapping[str, Outcome]) -> dict[str, str]:
+def places(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
     """For each peer, whether its step was the shortest, or how far it is behind."""
-    steps = {name: r.step_s for name, r in found.items() if isinstance(r, Result)}
+    steps = {name: r.step_s for name, r in outcomes.items() if isinstance(r, Result)}
     if not steps:
         return {}
     first = min(steps, key=lambda name: steps[name])
@@ -66,15 +66,15 @@ def places(found: Mapping[str, Outcome]) -> dict[str, str]:
 def rows(
     model: str,
     layout: Layout,
-    found: Mapping[str, Outcome],
+    outcomes: Mapping[str, Outcome],
     alone: Mapping[str, Outcome],
 ) -> Iterator[list[str]]:
     """The table's rows of one model in one place.
 
     ``alone`` are the outcomes of one rank with one core.
     """
-    in_place = places(found)
-    for name, result in found.items():
+    in_place = places(outcomes)
+    for name, result in outcomes.items():
         title = PEERS[name].title
         if name == "keras" and layout.ranks > 1:
             title += ", all cores"
@@ -116,7 +116,7 @@ class Table:
     names: Sequence[str]
     words: Sequence[str]
     folder: Path
-    found: dict[tuple[str, Layout], dict[str, Outcome]] = field(default_factory=dict)
+    outcomes: dict[tuple[str, Layout], dict[str, Outcome]] = field(default_factory=dict)
     whole: dict[str, Outcome] = field(default_factory=dict)
     """By model, what one process with all cores takes."""
 
@@ -134,8 +134,8 @@ class Table:
                 if model not in self.whole:
                     self.whole[model] = self._measured(place, name, model, whole)
                 outcomes[name] = self.whole[model]
-        self.found[model, layout] = outcomes
-        alone = self.found.get((model, Layout(1)), {})
+        self.outcomes[model, layout] = outcomes
+        alone = self.outcomes.get((model, Layout(1)), {})
         for cells in rows(model, layout, outcomes, alone):
             row(cells)
 
@@ -146,11 +146,11 @@ class Table:
 
     def summary(self) -> str:
         """In how many places tfcluster was first."""
-        groups = [each for each in self.found.values() if len(each) > 1]
+        groups = [group for group in self.outcomes.values() if len(group) > 1]
         measured = [
-            each for each in groups if isinstance(each.get("tfcluster"), Result)
+            group for group in groups if isinstance(group.get("tfcluster"), Result)
         ]
-        first = sum(places(each)["tfcluster"] == "**first**" for each in measured)
+        first = sum(places(group)["tfcluster"] == "**first**" for group in measured)
         return f"tfcluster is first in {first} of {len(measured)} places."
 
 
@@ -179,7 +179,7 @@ def main(argv: Sequence[str] = ()) -> None:
         for model, ranks in itertools.product(given.models, given.ranks):
             table.add(machine, model, Layout(ranks))
         if given.hosts:
-            models = [each for each in given.models if each in given.host_models]
+            models = [model for model in given.models if model in given.host_models]
             _between_hosts(table, models, given.hosts, given.gbit)
         minutes = (time.monotonic() - began) / 60
         print(f"\n{table.summary()} {note(CORES)} Measured in {minutes:.1f} minutes.")

@@ -159,7 +159,7 @@ def main() -> None:
             optimizer.step()
         return float(loss.item())
 
-    workload.train(job, run, sum(each.numel() for each in model.parameters()))
+    workload.train(job, run, sum(weight.numel() for weight in model.parameters()))
     if size > 1:
         dist.destroy_process_group()
 
