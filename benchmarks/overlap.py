@@ -5,7 +5,7 @@ the time that the gradients need on the wire. Hosts are namespaces on this machi
 share its cores, but each has its own cable, limited in both directions by ``tc qdisc
 tbf`` with a burst of 256 KiB.
 
-    python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp dlrm cnn20]
+    python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp ...]
         [--only NAME ...] [--rounds 3] [--steps 10] [--phases]
 
 ``--phases`` shows how long a step exchanges, and how long it has nothing to send: from
@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.peers import BURST_KIB, PEERS, Layout, Peer, Result, Rig, outcome
+from benchmarks.contenders import BURST_KIB, PEERS, Layout, Peer, Result, Rig, outcome
 from benchmarks.rigs import USER, Bench, bench
 from benchmarks.trainers.workload import TASKS
 from tests.rigs.testbed import Options, Unavailable
 
 BATCH = 64
-MODELS = ("mlp", "dlrm", "cnn20")
+MODELS = ("mlp", "cnn_dense", "cnn20")
 HEADERS = 1.05
 """Bytes on the wire for each byte of data: TCP, IP and Ethernet headers."""
 WITHIN, COMPRESSED_WITHIN, OF_DDP = 1.04, 1.1, 0.92
@@ -78,28 +78,28 @@ def result(
     batch = BATCH // case.hosts if name == ALONE else BATCH
     words = (case.model, "--batch", str(batch), "--steps", str(steps))
     with tempfile.TemporaryDirectory() as folder:
-        found = outcome(
+        trained = outcome(
             Rig(site),
             peer,
             Layout(case.hosts, case.gbit),
             (*words, "--optimizer", "sgd"),
             Path(folder),
         )
-    if not isinstance(found, Result):
-        raise SystemExit(f"{name}: {found}")
+    if not isinstance(trained, Result):
+        raise SystemExit(f"{name}: {trained}")
     if trace is not None:
         written = site.tfcluster("trace", "-o", str(trace))
         site.rig.login.run(written, user=USER, cwd=site.folder, env=site.environ)
-    return found
+    return trained
 
 
 def phases(trace: Path) -> tuple[float, float]:
     """Seconds of a step in which rank 0 exchanges buckets, and in which it does not."""
     events = json.loads(trace.read_text())["traceEvents"]
     (rank_0,) = (
-        each["pid"]
-        for each in events
-        if each["name"] == "process_name" and "worker:0" in each["args"]["name"]
+        event["pid"]
+        for event in events
+        if event["name"] == "process_name" and "worker:0" in event["args"]["name"]
     )
     spans = [e for e in events if e["ph"] == "X" and e["pid"] == rank_0]
     steps = [e for e in spans if e["name"] == "step"]
@@ -119,31 +119,31 @@ def measure(
     """The medians over rounds; every contender runs once in each round."""
     for host in site.rig.nodes[: case.hosts]:
         host.cable.limit(int(case.gbit * 1e6), BURST_KIB)
-    found: dict[str, list[Result]] = {name: [] for name in names}
+    trials: dict[str, list[Result]] = {name: [] for name in names}
     for _ in range(rounds):
-        for name, several in found.items():
+        for name, several in trials.items():
             several.append(result(site, case, name, steps))
     return {
         name: replace(
-            several[0], step_s=statistics.median(each.step_s for each in several)
+            several[0], step_s=statistics.median(trial.step_s for trial in several)
         )
-        for name, several in found.items()
+        for name, several in trials.items()
     }
 
 
-def row(case: Case, name: str, found: Mapping[str, Result]) -> list[str]:
+def row(case: Case, name: str, results: Mapping[str, Result]) -> list[str]:
     """The cells of a contender: its time, its limit, and its target."""
-    ours = found[name].step_s
+    ours = results[name].step_s
     cells = [f"{TASKS[case.model].title}, {case.hosts} hosts, {case.gbit:g} Gbit/s"]
     cells += [name, f"{ours * 1e3:.0f} ms"]
     if name == ALONE:
         return [*cells, "", "", "", ""]
-    wire_s = case.wire_s(found[name].parameters, 2 if name in COMPRESSION else 4)
-    limit_s = max(wire_s, found[ALONE].step_s if ALONE in found else 0.0)
+    wire_s = case.wire_s(results[name].parameters, 2 if name in COMPRESSION else 4)
+    limit_s = max(wire_s, results[ALONE].step_s if ALONE in results else 0.0)
     cells += [f"{wire_s * 1e3:.0f} ms", f"**{ours / limit_s:.2f}**"]
     if name == "DDP":
         return [*cells, "", ""]
-    cells.append(f"**{ours / found['DDP'].step_s:.2f}**" if "DDP" in found else "")
+    cells.append(f"**{ours / results['DDP'].step_s:.2f}**" if "DDP" in results else "")
     within = COMPRESSED_WITHIN if name in COMPRESSION else WITHIN
     cells.append(
         f"{within} of the limit"
@@ -176,9 +176,9 @@ def main(argv: Sequence[str] = ()) -> None:
                     for gbit in chosen.gbit:
                         case = Case(model, hosts, gbit)
                         rounds, steps = chosen.rounds, chosen.steps
-                        found = measure(site, case, chosen.only, rounds, steps)
+                        results = measure(site, case, chosen.only, rounds, steps)
                         for name in chosen.only:
-                            cells = row(case, name, found)
+                            cells = row(case, name, results)
                             print(f"| {' | '.join(cells)} |", flush=True)
                         if chosen.phases:
                             trace = site.folder / "trace.json"

@@ -25,9 +25,7 @@ from pathlib import Path
 
 from benchmarks.between_hosts import launch
 from benchmarks.collective import KIB, MIB
-from benchmarks.measure import HERE, state
-from benchmarks.overlap import HEADERS
-from benchmarks.peers import (
+from benchmarks.contenders import (
     BURST_KIB,
     CORES,
     PEERS,
@@ -36,10 +34,11 @@ from benchmarks.peers import (
     Result,
     Rig,
     ThisMachine,
-    head,
     outcome,
-    row,
 )
+from benchmarks.measure import HERE, state
+from benchmarks.overlap import HEADERS
+from benchmarks.peers import head, row
 from benchmarks.rigs import bench
 from benchmarks.trainers.workload import TASKS
 from tests.rigs.testbed import Options, Unavailable

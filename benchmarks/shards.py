@@ -18,8 +18,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from benchmarks.collective import PROGRAMS, said_by, said_in
+from benchmarks.contenders import TRAINERS
 from benchmarks.measure import HERE, state, tfcluster
-from benchmarks.peers import TRAINERS
 
 BATCHES = (64, 256)
 RANKS = (1, 2)

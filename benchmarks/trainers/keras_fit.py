@@ -29,7 +29,7 @@ def fit(load: Workload, x: Array, y: Array) -> None:
         verbose=0,
         callbacks=[clock],
     )
-    parameters = sum(int(np.prod(each.shape)) for each in model.trainable_variables)
+    parameters = sum(int(np.prod(weight.shape)) for weight in model.trainable_variables)
     workload.report(first_s, clock.times, parameters, history.history["loss"][-1])
 
 

@@ -57,6 +57,16 @@ def _cnn(name: str) -> Callable[[], Any]:
     return made
 
 
+def _cnn_dense() -> Any:
+    """A CNN of plain convolutions, with most of its weights in a dense layer."""
+    layers: list[Any] = [
+        keras.layers.Conv2D(count, 3, stride, "same", activation="relu")
+        for count, stride in FILTERS["cnn_dense"]
+    ]
+    layers += [keras.layers.Flatten(), keras.layers.Dense(1152, activation="relu")]
+    return keras.Sequential([keras.Input((32, 32, 3)), *layers, keras.layers.Dense(10)])
+
+
 def _lstm() -> Any:
     layers = [
         keras.layers.Embedding(VOCABULARY, 64),
@@ -104,6 +114,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "mlp": _mlp,
     "cnn": _cnn("cnn"),
     "cnn20": _cnn("cnn20"),
+    "cnn_dense": _cnn_dense,
     "lstm": _lstm,
     "transformer": _transformer,
     "dlrm": _dlrm,

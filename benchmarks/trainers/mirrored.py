@@ -47,7 +47,7 @@ def run(steps: int) -> float:
     return float(loss)
 
 
-parameters = sum(int(np.prod(each.shape)) for each in model.trainable_variables)
+parameters = sum(int(np.prod(weight.shape)) for weight in model.trainable_variables)
 workload.train(job, run, parameters)
 # Ends the ranks together: the first one that leaves makes the others fail.
 run(1)

@@ -44,6 +44,17 @@ def cnn(filters: list[tuple[int, int]]) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def cnn_dense(filters: list[tuple[int, int]]) -> nn.Module:
+    layers: list[nn.Module] = []
+    channels = 3
+    for count, stride in filters:
+        layers += [nn.Conv2d(channels, count, 3, stride, padding=1), nn.ReLU()]
+        channels = count
+    # Strides leave 4 x 4 of 32 x 32 pixels.
+    layers += [nn.Flatten(), *dense(channels * 16, 1152), nn.Linear(1152, 10)]
+    return nn.Sequential(*layers)
+
+
 class LSTM(nn.Module):  # type: ignore[misc] # torch need not be there
     def __init__(self) -> None:
         super().__init__()
@@ -114,6 +125,7 @@ MODELS: dict[str, Any] = {
     "mlp": lambda: nn.Sequential(*dense(784, 2048, 2048, 2048), nn.Linear(2048, 10)),
     "cnn": lambda: cnn(FILTERS["cnn"]),
     "cnn20": lambda: cnn(FILTERS["cnn20"]),
+    "cnn_dense": lambda: cnn_dense(FILTERS["cnn_dense"]),
     "lstm": LSTM,
     "transformer": Transformer,
     "dlrm": DLRM,
@@ -145,9 +157,9 @@ def main() -> None:
             loss = loss_of(model(x), y)
             loss.backward()
             optimizer.step()
-        return float(loss)
+        return float(loss.item())
 
-    workload.train(job, run, sum(each.numel() for each in model.parameters()))
+    workload.train(job, run, sum(weight.numel() for weight in model.parameters()))
     if size > 1:
         dist.destroy_process_group()
 

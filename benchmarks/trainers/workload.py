@@ -52,6 +52,7 @@ TASKS = {
     "mlp": Task("MLP, 10 M parameters", 64, 10, _normal(784)),
     "cnn": Task("CNN, 4 BatchNormalizations", 64, 10, _normal(32, 32, 3)),
     "cnn20": Task("CNN, 20 BatchNormalizations", 64, 10, _normal(32, 32, 3)),
+    "cnn_dense": Task("CNN, 5 M parameters", 64, 10, _normal(32, 32, 3)),
     "lstm": Task("Embedding, LSTM", 64, 2, _integers(VOCABULARY, 40)),
     "transformer": Task("transformer, 2 blocks", 32, 10, _integers(VOCABULARY, WORDS)),
     "dlrm": Task(
@@ -62,6 +63,7 @@ TASKS = {
     ),
 }
 FILTERS = {
+    "cnn_dense": [(32, 1), (64, 2), (128, 2), (256, 2)],
     "cnn": [(32, 1), (64, 2), (128, 2), (128, 1)],
     "cnn20": [
         *[(16, 2), *[(16, 1)] * 6],

@@ -8,21 +8,21 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import peers
-from benchmarks.peers import Layout, Outcome, Result
+from benchmarks import contenders, peers
+from benchmarks.contenders import Layout, Outcome, Result
 from tfcluster.base.isolated_import import PACKAGE_ROOT
 
 ONE = Result(step_s=0.2, first_s=3.0, memory_mib=500.0, cores=1, parameters=10)
 
 
 def test_places_name_the_first_peer_and_how_far_others_are_behind() -> None:
-    found: dict[str, Outcome] = {
+    outcomes: dict[str, Outcome] = {
         "tfcluster": replace(ONE, step_s=0.1),
         "ddp": ONE,
         "jax": "ValueError: no",
     }
     expected = {"tfcluster": "**first**", "ddp": "2.00 times tfcluster"}
-    assert peers.places(found) == expected
+    assert peers.places(outcomes) == expected
 
 
 def test_efficiency_counts_the_cores_in_use_and_not_the_ranks() -> None:
@@ -47,14 +47,14 @@ def test_ranks_divide_the_cores(layout: Layout, cores: int, threads: int) -> Non
 
 def test_a_failed_peer_has_the_first_line_of_its_error_in_its_row() -> None:
     output = "Traceback ...\n  File x\nValueError: a | b\nE0000 further lines\n"
-    assert peers.error_in(["", output]) == "ValueError: a / b"
-    assert peers.error_in(["", "Killed\n"]) == "failed: Killed"
-    assert peers.error_in([""]) == "failed: without a word"
+    assert contenders.error_in(["", output]) == "ValueError: a / b"
+    assert contenders.error_in(["", "Killed\n"]) == "failed: Killed"
+    assert contenders.error_in([""]) == "failed: without a word"
 
 
 def test_reports_are_those_of_all_ranks_among_other_lines() -> None:
     output = 'note\n[worker:1] TIMES {"step": 2}\nTIMES {"step": 1}\n'
-    assert [each["step"] for each in peers.reports_in(output)] == [2, 1]
+    assert [report["step"] for report in contenders.reports_in(output)] == [2, 1]
 
 
 @pytest.mark.slow
@@ -69,8 +69,8 @@ def test_a_quick_table_has_a_result_in_each_cell() -> None:
         timeout=230,
         check=True,
     )
-    lines = [each for each in done.stdout.splitlines() if each.startswith("| Embed")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("| Embed")]
     assert len(lines) == 3
-    assert all(each.count(" ms |") == 1 for each in lines), done.stdout
-    assert sum("**first**" in each for each in lines) == 1
+    assert all(line.count(" ms |") == 1 for line in lines), done.stdout
+    assert sum("**first**" in line for line in lines) == 1
     assert "of 1 places" in done.stdout
