@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,6 +190,12 @@ OTHERS = [
 ]
 PROGRAMS = [[f"{name}.py", "arg"] for name in SCRIPTS] + OTHERS
 
+COLD_IN_DEFAULT_TIER = [
+    *("shows_itself", "exits_with_words", "fails_in_a_chain", "has_a_syntax_error"),
+    *("is_killed", "ends_in_order", "has_processes", "pickles", "has_few_descriptors"),
+    *("has_default_signals", "imports_a_neighbour"),
+]
+"""A cold start differs from a warm one in what the interpreter itself begins with."""
 ENV = {"PYTHONUNBUFFERED": "1"}
 
 
@@ -226,7 +233,14 @@ def words(argv: list[str]) -> str:
     return " ".join(argv)
 
 
-@pytest.mark.parametrize("argv", PROGRAMS, ids=words)
+def _cold(argv: list[str]) -> Any:
+    script = argv[0].removesuffix(".py")
+    in_default = script in COLD_IN_DEFAULT_TIER or argv in (["package"], OTHERS[-1])
+    marks = () if in_default else (pytest.mark.slow,)
+    return pytest.param(argv, id=words(argv), marks=marks)
+
+
+@pytest.mark.parametrize("argv", [_cold(argv) for argv in PROGRAMS])
 def test_cold_is_like_python(
     argv: list[str], folder: Path, by_python: Callable[[list[str]], Ended]
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,17 @@ VARIANTS = {
     *("segments", "step_that_clips"),
 }
 """Cases of the exhaustive tier; those that are in neither are slow."""
+ASYNCHRONOUS = {
+    "alone": (
+        *("sums", "parts", "uneven", "not_finite", "rows", "loop", "saved"),
+        *("late", "chief_first"),
+    ),
+    # Cases of slow tests.
+    "more-alone": (
+        *("clipped", "fewer_batches_than_ranks", "one_batch_unforeseen", "frozen"),
+        *("unused", "on_batch", "stopped", "rate", "averaged", "wrong"),
+    ),
+}
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
 
 
@@ -84,7 +96,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         job("steps", 2, "ps_synchronous.py", REPLICATED),
         job("assigned", 2, "ps_assigned.py", SYNCHRONOUS),
         Job("assigned-one", 1, "ps_assigned.py", (str(folder / "assigned-one"),)),
-        job("alone", 2, "ps_asynchronous.py", ALONE),
+    ]
+    jobs += [
+        job(name, 2, "ps_asynchronous.py", ALONE, *cases)
+        for name, cases in ASYNCHRONOUS.items()
     ]
     for name, size, env, cases in (
         ("synchronous", 2, SYNCHRONOUS, IN_STEP),
@@ -209,29 +224,39 @@ def test_whatever_is_assigned_is_as_on_one_machine(found: Written, case: str) ->
 # --- asynchronous ---------------------------------------------------------------------
 
 
+def _asynchronous(case: str, weight: float, meaning: str) -> Any:
+    marks = () if case in ASYNCHRONOUS["alone"] else (pytest.mark.slow,)
+    return pytest.param(case, [weight], id=meaning, marks=marks)
+
+
 @pytest.mark.parametrize(
     ("case", "weights"),
     [
-        pytest.param("sums", [1 - 0.1 * (1 + 2 + 3 + 4)], id="each batch once"),
-        pytest.param("clipped", [1 - 0.1 * (1 + 1.5)], id="a rank's own is clipped"),
-        pytest.param("fewer_batches_than_ranks", [1 - 0.1 * 3 * 2.0], id="one batch"),
-        pytest.param("one_batch_unforeseen", [1 - 0.1 * 2 * 2.0], id="no end told"),
-        pytest.param("uneven", [1 - 0.1 * (1 + 2.5 + 4)], id="uneven batches"),
-        pytest.param("not_finite", [1 - 0.1 * 2], id="infinity"),
-        pytest.param("saved", [1 - 0.1 - 0.15], id="saved"),
-        pytest.param("rate", [1 - 0.1 * 2], id="the chief's learning rate"),
-        pytest.param("late", [1.0], id="late"),
+        _asynchronous("sums", 1 - 0.1 * (1 + 2 + 3 + 4), "each batch once"),
+        _asynchronous("clipped", 1 - 0.1 * (1 + 1.5), "a rank's own is clipped"),
+        _asynchronous("fewer_batches_than_ranks", 1 - 0.1 * 3 * 2.0, "one batch"),
+        _asynchronous("one_batch_unforeseen", 1 - 0.1 * 2 * 2.0, "no end told"),
+        _asynchronous("uneven", 1 - 0.1 * (1 + 2.5 + 4), "uneven batches"),
+        _asynchronous("not_finite", 1 - 0.1 * 2, "infinity"),
+        _asynchronous("saved", 1 - 0.1 - 0.15, "saved"),
+        _asynchronous("rate", 1 - 0.1 * 2, "the chief's learning rate"),
+        _asynchronous("late", 1.0, "late"),
     ],
 )
 def test_asynchronous_gradients_add_up(
     found: Written, case: str, weights: list[float]
 ) -> None:
-    for values in found.of("alone", case):
+    job = "alone" if case in ASYNCHRONOUS["alone"] else "more-alone"
+    for values in found.of(job, case):
         np.testing.assert_allclose(values["w0"], weights, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_alone_what_is_not_trained_stays(found: Written) -> None:
-    frozen, unused = found.by(1, "alone", "frozen"), found.by(1, "alone", "unused")
+    frozen, unused = (
+        found.by(1, "more-alone", "frozen"),
+        found.by(1, "more-alone", "unused"),
+    )
     assert frozen["w0"] == [2.0]
     np.testing.assert_allclose(frozen["w1"], [1 - 0.1 * 2 * 3], rtol=1e-6)
     np.testing.assert_allclose(unused["w0"], [1 - 0.1 * 3], rtol=1e-6)
@@ -260,10 +285,11 @@ def test_alone_a_loop_gets_its_batches(found: Written) -> None:
         np.testing.assert_allclose(values["weights"], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_alone_calls_of_train_on_batch_are_distributed_round_robin(
     found: Written,
 ) -> None:
-    chief, other = found.of("alone", "on_batch")
+    chief, other = found.of("more-alone", "on_batch")
     # All ranks take the first call.
     assert [int(values["steps"]) for values in (chief, other)] == [2, 3]
 
@@ -274,14 +300,16 @@ def test_alone_the_chief_writes_what_the_servers_have(found: Written) -> None:
     assert "done" in found.jobs["alone"].outputs[0]
 
 
+@pytest.mark.slow
 def test_alone_the_chief_says_when_it_is_enough(found: Written) -> None:
-    chief, other = found.of("alone", "stopped")
+    chief, other = found.of("more-alone", "stopped")
     assert chief["epochs"] == 3
     assert other["epochs"] < 100_000
 
 
+@pytest.mark.slow
 def test_alone_averaged_weights_are_those_of_the_servers(found: Written) -> None:
-    for values in found.of("alone", "averaged"):
+    for values in found.of("more-alone", "averaged"):
         np.testing.assert_allclose(values["w0"], [(0.9 + 0.8) / 2], rtol=1e-6)
 
 
@@ -299,8 +327,9 @@ def test_a_late_rank_begins_with_the_servers_weights(found: Written) -> None:
     assert late["loss"] == 1.0  # The loss of its first step.
 
 
+@pytest.mark.slow
 def test_asynchronous_another_layer_is_named(found: Written) -> None:
-    texts = [str(values["error_text"]) for values in found.of("alone", "wrong")]
+    texts = [str(values["error_text"]) for values in found.of("more-alone", "wrong")]
     # The rank that came first defines the model, so only the other fails.
     (text,) = [text for text in texts if text]
     assert text.startswith("CollectiveMismatchError")

@@ -99,6 +99,19 @@ print(json.dumps([random.random(), numpy.random.rand(),
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
+def test_only_keras_does_without_what_is_hidden_from_it(
+    warm: WarmInterpreter, tmp_path: Path
+) -> None:
+    """The rule of ``tests/kit/site``."""
+    code = """
+import importlib.util, json, sys
+import keras
+extras = ["matplotlib", "sklearn"]
+print(json.dumps([[name in sys.modules for name in extras],
+    [importlib.util.find_spec(name) is not None for name in extras]]))"""
+    assert printed_by(warm, code, tmp_path) == [[False, False], [True, True]]
+
+
 def test_spawned_processes_find_a_relative_script(
     warm: WarmInterpreter, tmp_path: Path
 ) -> None:
