@@ -327,6 +327,8 @@ def test_running_before_the_first_step() -> None:
     assert (
         progress.running(_view(tasks=alone), T) == "running 0:00  step 1  0.123 steps/s"
     )
+    unmeasured = (_task("worker:0", "running", step=1),)
+    assert progress.running(_view(tasks=unmeasured), T) == "running 0:00  step 1"
 
 
 def test_stopping_says_who_is_left() -> None:

@@ -225,6 +225,7 @@ def test_the_commands() -> None:
     assert asked == [
         ("qsub", "-terse", "/r/job.sh"),
         ("qstat", "-j", "12", "-xml"),
+        ("qacct", "-j", "12"),
     ]
     assert SCHEDULER.cancel_argvs("12") == (("qdel", "12"),)
     assert SCHEDULER.kill_argv("12") == ("qdel", "12")

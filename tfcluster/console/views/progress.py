@@ -77,7 +77,7 @@ def running(view: RunView, now_s: float) -> str:
         paces = [t.steps_per_s for t in training if t.steps_per_s is not None]
         if paces:
             pace = statistics.median(paces)
-        parts.append(f"{pace:.3g} steps/s" if pace < 1 else f"{pace:.1f} steps/s")
+            parts.append(f"{pace:.3g} steps/s" if pace < 1 else f"{pace:.1f} steps/s")
         waits = [t.wait_share for t in training if t.wait_share is not None]
         if len(waits) > 1:
             parts.append(f"waiting {statistics.fmean(waits):.0%}".replace("%", " %"))
@@ -137,7 +137,3 @@ def _host_doing(host: HostView) -> str:
     return {"pending": "not asked yet", "starting": "connecting"}.get(
         host.state, host.state
     )
-
-
-def _rate_text(steps_per_s: float) -> str:
-    return f"{steps_per_s:.3g}" if steps_per_s < 1 else f"{steps_per_s:.1f}"
