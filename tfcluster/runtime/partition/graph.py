@@ -91,6 +91,8 @@ class Node:
     origin: tuple[str, ...] = ()
     """The names of the calls around the node in the traced function, and its own."""
     outputs: list[Value] = field(default_factory=list)
+    for_xla: bool = False
+    """Whether the script wants XLA to compile the node."""
     bodies: tuple[OpGraph, ...] = ()
     """The condition and the body of a loop, or the branches (first "else")."""
     _folded: bool | None = None

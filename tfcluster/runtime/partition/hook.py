@@ -30,6 +30,7 @@ from tfcluster.runtime.partition.programs import (
     gather,
 )
 from tfcluster.runtime.partition.rewrite import Written
+from tfcluster.runtime.partition.script_lines import line_of
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
 from tfcluster.runtime.signals import SIGNALS
@@ -371,10 +372,25 @@ class Hook:
             if program.error is not None:
                 reason = f"{program.label} is computed whole: {program.error}"
                 sys.stderr.write(f"tfcluster: {reason}\n")
+            if program.xla is not None and program.xla.left:
+                sys.stderr.write(f"tfcluster: {without_xla(program)}\n")
         return program
 
     def _new_seed(self) -> int:
         return self._seeds.getrandbits(62) + 1
+
+
+def without_xla(program: RankProgram) -> str:
+    """Which op of a program runs without XLA, though the script asks for it."""
+    assert program.xla is not None
+    first, *others = program.xla.left
+    line = line_of(first.node, program.function)
+    place = "" if line is None else f" in {line}"
+    more = f" (and {len(others)} more)" if others else ""
+    return (
+        f"{program.label} runs without XLA in part, though jit_compile is set: "
+        f"{first.node.type}{place}{more}: {first.reason}"
+    )
 
 
 def _words_of(program: RankProgram) -> Sequence[str]:

@@ -7,7 +7,8 @@ arithmetic among it, since the batch size is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tfcluster.runtime.partition.dataset_loops import REDUCTION, loop_of
 from tfcluster.runtime.partition.functions import (
     BRANCHES,
     LOOPS,
+    MUST_COMPILE,
     Function,
     Input,
     SourceNode,
@@ -50,7 +52,7 @@ from tfcluster.runtime.tensor_types import ProtocolBuffer
 
 _DROPPED = frozenset(
     (
-        *("_output_shapes", "_class", "_XlaMustCompile", "_XlaCompile", "_XlaScope"),
+        *("_output_shapes", "_class", MUST_COMPILE, "_XlaCompile", "_XlaScope"),
         *("_XlaSeparateCompiledGradients", "_gradient_op_type", "_noinline"),
         *("_read_only_resource_inputs", "_construction_context"),
     )
@@ -86,9 +88,10 @@ def specialise(
 class _Specialiser(ShapeGraph):
     """Makes one graph; bodies of loops and branches are graphs of their own."""
 
-    def __init__(self, taken: Taken | None) -> None:
+    def __init__(self, taken: Taken | None, *, for_xla: bool = False) -> None:
         super().__init__()
         self._taken = taken
+        self.for_xla = for_xla
         self.fixed: dict[Value, int] = {}
         """See ``OpGraph.taken``."""
 
@@ -106,6 +109,28 @@ class _Specialiser(ShapeGraph):
 
         Returns the outputs, and the nodes that what comes after the call waits for.
         """
+        with self._within(function.definition):
+            return self._inlined(function, arguments, path, waits, fetched)
+
+    @contextmanager
+    def _within(self, definition: ProtocolBuffer) -> Iterator[None]:
+        """Add nodes of this function, or of what this node calls."""
+        before = self.for_xla
+        attributes = definition.attr
+        self.for_xla |= MUST_COMPILE in attributes and attributes[MUST_COMPILE].b
+        try:
+            yield
+        finally:
+            self.for_xla = before
+
+    def _inlined(
+        self,
+        function: Function,
+        arguments: Sequence[Value],
+        path: Path,
+        waits: Sequence[Node],
+        fetched: Mapping[Path, Sequence[Value]],
+    ) -> tuple[list[Value], list[Node]]:
         values = {
             name: [value]
             for name, value in zip(function.arguments, arguments, strict=True)
@@ -143,7 +168,8 @@ class _Specialiser(ShapeGraph):
         definition = source.definition
         called = called_function(definition)
         if called is not None and (function := function_named(called)) is not None:
-            return self.inline(function, inputs, path, controls, fetched)
+            with self._within(definition):
+                return self.inline(function, inputs, path, controls, fetched)
         if definition.op == REDUCTION:
             self.flush()
             loop = loop_of(definition.attr, inputs)
@@ -382,7 +408,7 @@ class _Specialiser(ShapeGraph):
     def _body(
         self, function: Function, arguments: Sequence[Argument], path: Path
     ) -> OpGraph:
-        graph = _Specialiser(self._taken)
+        graph = _Specialiser(self._taken, for_xla=self.for_xla)
         values = graph.arguments(arguments)
         parts = None if self._taken is None else split(function)
         if parts is None:
