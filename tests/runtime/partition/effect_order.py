@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -78,6 +79,13 @@ def _resources(function: Function) -> dict[str, _Uses]:
     return found
 
 
+@functools.cache
+def _resources_of(name: str) -> dict[str, _Uses]:
+    function = function_named(name)
+    assert function is not None
+    return _resources(function)
+
+
 def _writes(node: SourceNode, place: int) -> bool:
     functions = list(_inner(node))
     if not functions:
@@ -85,7 +93,7 @@ def _writes(node: SourceNode, place: int) -> bool:
     arguments = [f.definition.signature.input_arg for f in functions]
     for function, given in zip(functions, arguments, strict=True):
         own = place - (len(node.inputs) - len(given))
-        if own >= 0 and _resources(function)[given[own].name].writers:
+        if own >= 0 and _resources_of(function.name)[given[own].name].writers:
             return True
     return False
 

@@ -143,6 +143,8 @@ class OpGraph:
     outputs: list[Value]
     rows: set[int] = field(default_factory=set)
     """For a branch for batches of a known size: the inputs that have its rows."""
+    of_any_size: bool = False
+    """Whether it is for batches that it or its loop takes, whatever their size."""
     taken: dict[Value, int] = field(default_factory=dict)
     """Batches of a fixed size that the graph takes from iterators, and their rows."""
 

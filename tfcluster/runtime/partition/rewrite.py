@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from tfcluster.runtime.partition import tf_functions
@@ -52,6 +53,8 @@ class Written:
     for_xla: Mapping[str, Mapping[str, Node | None]] = field(default_factory=dict)
     """By the names of definitions and of their nodes: what XLA is to compile, and for
     which node of the graph it is written, if for one."""
+    of_any_size: AbstractSet[str] = frozenset()
+    """The names of the definitions for batches whose size is known when they run."""
 
     @property
     def exchanges(self) -> int:
@@ -103,6 +106,7 @@ def rewrite(
         process.traffic.values,
         () if exchanger is None else tuple(exchanger.words),
         process.for_xla,
+        process.of_any_size,
     )
 
 
@@ -135,6 +139,7 @@ class _Process:
         self.traffic = Traffic(exchanger)
         self.definitions: list[ProtocolBuffer] = []
         self.for_xla: dict[str, Mapping[str, Node | None]] = {}
+        self.of_any_size: set[str] = set()
 
 
 @dataclass(slots=True)
@@ -339,6 +344,8 @@ class _Body:
                     for ref, split in zip(refs, splits, strict=False)
                 )
                 body.put(value, want, arguments)
+            if placed.graph.of_any_size or self._is_of_any_size:
+                self._process.of_any_size.add(body.writer.name)
             is_condition = is_loop and index == 0
             outputs = body.run([REPLICATE] if is_condition else plan.outputs)
             definition = body.finish([ref for refs in outputs for ref in refs])
@@ -366,6 +373,10 @@ class _Body:
             tuple(itertools.islice(results, 1 if is_single(placement) else ranks))
             for placement in plan.outputs
         ]
+
+    @property
+    def _is_of_any_size(self) -> bool:
+        return self.writer.name in self._process.of_any_size
 
     @property
     def has_effects(self) -> bool:

@@ -94,6 +94,8 @@ class _Specialiser(ShapeGraph):
         self.for_xla = for_xla
         self.fixed: dict[Value, int] = {}
         """See ``OpGraph.taken``."""
+        self.of_any_size = False
+        """See ``OpGraph.of_any_size``."""
 
     # --- nodes ------------------------------------------------------------------------
 
@@ -416,7 +418,7 @@ class _Specialiser(ShapeGraph):
         else:
             outputs = graph.taking(parts, values, path)
         finished = graph.finished(outputs)
-        finished.taken = graph.fixed
+        finished.taken, finished.of_any_size = graph.fixed, graph.of_any_size
         return finished
 
     def taking(
@@ -435,6 +437,7 @@ class _Specialiser(ShapeGraph):
         note(self, self._taken, sizes[0], path)
         rows = self._taken.rows
         if rows is None:
+            self.of_any_size = True
             return self.inline(parts.rest, values, path, tails, {})[0]
         is_known = all_are(self, sizes, rows)
         self.flush()
@@ -447,6 +450,7 @@ class _Specialiser(ShapeGraph):
         ]
         inner = (*path, "taken")
         bodies = [self._body(parts.rest, inputs, inner) for inputs in (unsized, sized)]
+        bodies[0].of_any_size = True
         bodies[1].rows = {i for i, value in enumerate(values) if value in batch}
         # The bodies get their names when they are written.
         unnamed, lowers = tf.compat.v1.AttrValue(), tf.compat.v1.AttrValue(b=True)

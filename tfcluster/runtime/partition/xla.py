@@ -2,7 +2,8 @@
 
 A function with ``jit_compile=True`` cannot be compiled as one once its ranks exchange
 something. So what lies between the exchanges is compiled, in pieces. Whether XLA can do
-that is known before the program runs, as all shapes are.
+that is known before the program runs, as all shapes are. Only what a loop does with a
+batch of another size than the others is compiled when it runs, as on one machine.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def compiled(written: Written, inputs: Sequence[Tensor]) -> Compiled:
 
 class _Compiler:
     def __init__(self, written: Written) -> None:
-        self._for_xla = written.for_xla
+        self._written = written
         self._bodies = {d.signature.name: d for d in written.definitions[1:]}
         self._device = tf_functions.xla_device()
         self.definitions: list[ProtocolBuffer] = []
@@ -84,16 +85,13 @@ class _Compiler:
 
         ``arguments`` has the variables that it gets, as far as they are known.
         """
+        name = definition.signature.name
+        given = (argument.name for argument in definition.signature.input_arg)
         function = _Function(
             definition,
-            self._for_xla.get(definition.signature.name, {}),
-            dict(
-                zip(
-                    (a.name for a in definition.signature.input_arg),
-                    arguments,
-                    strict=True,
-                )
-            ),
+            self._written.for_xla.get(name, {}),
+            dict(zip(given, arguments, strict=True)),
+            name in self._written.of_any_size,
         )
         for name in list(function.wanted):
             reason = self._reason_against(function, function.nodes[name])
@@ -158,7 +156,7 @@ class _Compiler:
         """Why a node cannot be compiled; None if it perhaps can."""
         if not self._has_kernel(node):
             return "XLA has no kernel for it"
-        if not function.has_known_shapes(node):
+        if not function.is_of_any_size and not function.has_known_shapes(node):
             return "a size of its inputs or results is known only when it runs"
         if node.device and node.device != function.device:
             return "it runs on another device"
@@ -171,7 +169,7 @@ class _Compiler:
             return False
         bodies = [self._bodies.get(f.name) for f in _functions_of(node)]
         return all(
-            inner.name in self._for_xla.get(body.signature.name, {})
+            inner.name in self._written.for_xla.get(body.signature.name, {})
             and self._has_kernel(inner)
             for body in bodies
             if body is not None
@@ -187,6 +185,8 @@ class _Function:
     for_xla: Mapping[str, Node | None]
     arguments: Mapping[str, Tensor | None]
     """What it is called with, as far as that is known: its variables are needed."""
+    is_of_any_size: bool
+    """Whether it gets batches whose size is known when it runs."""
     nodes: dict[str, ProtocolBuffer] = field(init=False)
     wanted: dict[str, Node | None] = field(init=False)
     """The nodes that are to be compiled."""
@@ -238,6 +238,8 @@ class _Function:
             for text, handle in zip(piece.inputs, is_handle, strict=True)
             if not handle
         ]
+        if not all(spec.shape.is_fully_defined() for spec in specs):
+            return None
         try:
             tf_functions.lower_by_xla(piece.name, specs, variables, device)
         except tf.errors.OpError as error:
