@@ -11,13 +11,19 @@ import numpy as np
 Batch = tuple[Any, Any]
 
 
-def build(name: str) -> tuple[Any, Batch]:
-    """The compiled model of this name in ``MODELS``, and a batch for it."""
+def build(name: str, *, xla: bool = False) -> tuple[Any, Batch]:
+    """The compiled model of this name in ``MODELS``, and a batch for it.
+
+    With ``xla``, XLA compiles its steps.
+    """
     keras.utils.set_random_seed(1)
     model, x, classes = MODELS[name](np.random.default_rng(0))
     y = np.random.default_rng(1).integers(0, classes, len(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01), loss, metrics=["accuracy"])
+    optimizer = keras.optimizers.SGD(0.01)
+    if name.endswith("Adam"):
+        optimizer = keras.optimizers.Adam(1e-4)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=xla)
     return model, (x, y)
 
 
@@ -74,6 +80,7 @@ def _transformer(rng: np.random.Generator) -> tuple[Any, Any, int]:
 
 MODELS: dict[str, Callable[[np.random.Generator], tuple[Any, Any, int]]] = {
     "MLP, 10 M parameters": _mlp,
+    "MLP, 10 M parameters, Adam": _mlp,
     "CNN, 4 BatchNormalizations": _cnn([(32, 1), (64, 2), (128, 2), (128, 1)]),
     "CNN, 20 BatchNormalizations": _cnn(
         [(16, 2)]

@@ -1,4 +1,7 @@
-"""Trains each model in ``argv`` and prints the seconds of its steps."""
+"""Trains each model in ``argv`` and prints the seconds of its steps.
+
+With ``--xla``, XLA compiles them.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,12 @@ from benchmarks.programs.partition_models import build
 
 STEPS, EPOCHS = 8, 4
 
+xla = "--xla" in sys.argv
 found = {}
 for name in sys.argv[1:]:
-    model, (x, y) = build(name)
+    if name == "--xla":
+        continue
+    model, (x, y) = build(name, xla=xla)
     clock = EpochClock(STEPS)
     model.fit(
         np.concatenate([x] * STEPS),

@@ -30,7 +30,7 @@ _Stage: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Piece:
+class CompiledPiece:
     """Nodes of a function that XLA compiles together, as a function of their own."""
 
     definition: ProtocolBuffer
@@ -55,8 +55,8 @@ class Piece:
 def divided(
     definition: ProtocolBuffer,
     can_compile: AbstractSet[str],
-    may_compile: Callable[[Piece], bool] = lambda piece: True,
-) -> tuple[ProtocolBuffer, list[Piece]]:
+    may_compile: Callable[[CompiledPiece], bool] = lambda piece: True,
+) -> tuple[ProtocolBuffer, list[CompiledPiece]]:
     """The function, which calls the pieces, and the definitions of these.
 
     Inputs of a node come before it in ``definition``. Nodes whose names are not in
@@ -191,7 +191,7 @@ def _piece(
     nodes: list[ProtocolBuffer],
     name: str,
     types: Mapping[str, int],
-) -> Piece:
+) -> CompiledPiece:
     function = tf.compat.v1.GraphDef().library.function.add()
     function.attr[MUST_COMPILE].b = True
     signature = function.signature
@@ -241,11 +241,13 @@ def _piece(
             output.type = types[text]
             function.ret[output.name] = text
             outputs.append(text)
-    return Piece(function, nodes, outer, outputs, is_stateful)
+    return CompiledPiece(function, nodes, outer, outputs, is_stateful)
 
 
 def _calling(
-    definition: ProtocolBuffer, pieces: Sequence[Piece], types: Mapping[str, int]
+    definition: ProtocolBuffer,
+    pieces: Sequence[CompiledPiece],
+    types: Mapping[str, int],
 ) -> ProtocolBuffer:
     """The function, with a call in place of the nodes of each piece."""
     function = tf.compat.v1.GraphDef().library.function.add()

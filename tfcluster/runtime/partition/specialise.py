@@ -7,8 +7,7 @@ arithmetic among it, since the batch size is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -111,28 +110,8 @@ class _Specialiser(ShapeGraph):
 
         Returns the outputs, and the nodes that what comes after the call waits for.
         """
-        with self._within(function.definition):
-            return self._inlined(function, arguments, path, waits, fetched)
-
-    @contextmanager
-    def _within(self, definition: ProtocolBuffer) -> Iterator[None]:
-        """Add nodes of this function, or of what this node calls."""
-        before = self.for_xla
-        attributes = definition.attr
+        before, attributes = self.for_xla, function.definition.attr
         self.for_xla |= MUST_COMPILE in attributes and attributes[MUST_COMPILE].b
-        try:
-            yield
-        finally:
-            self.for_xla = before
-
-    def _inlined(
-        self,
-        function: Function,
-        arguments: Sequence[Value],
-        path: Path,
-        waits: Sequence[Node],
-        fetched: Mapping[Path, Sequence[Value]],
-    ) -> tuple[list[Value], list[Node]]:
         values = {
             name: [value]
             for name, value in zip(function.arguments, arguments, strict=True)
@@ -156,6 +135,7 @@ class _Specialiser(ShapeGraph):
         tails = [node for name in last for node in after[name]]
         if not any(source.is_stateful for source in function.nodes.values()):
             tails += waits
+        self.for_xla = before
         outputs = [values[node][output] for node, output in function.outputs]
         return outputs, tails
 
@@ -170,8 +150,7 @@ class _Specialiser(ShapeGraph):
         definition = source.definition
         called = called_function(definition)
         if called is not None and (function := function_named(called)) is not None:
-            with self._within(definition):
-                return self.inline(function, inputs, path, controls, fetched)
+            return self.inline(function, inputs, path, controls, fetched)
         if definition.op == REDUCTION:
             self.flush()
             loop = loop_of(definition.attr, inputs)

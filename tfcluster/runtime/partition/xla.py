@@ -19,7 +19,7 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import BRANCHES, LOOPS
 from tfcluster.runtime.partition.graph import Node, sizes_of
 from tfcluster.runtime.partition.pieces import (
-    Piece,
+    CompiledPiece,
     data_inputs,
     divided,
     tensor_types,
@@ -47,7 +47,7 @@ class Compiled:
     """A program whose pieces XLA compiles."""
 
     written: Written
-    pieces: Sequence[Piece]
+    pieces: Sequence[CompiledPiece]
     left: Sequence[NotCompiled]
 
 
@@ -75,7 +75,7 @@ class _Compiler:
         self._device = tf_functions.xla_device()
         self.definitions: list[ProtocolBuffer] = []
         """Those of the pieces, and of loops and branches that call some."""
-        self.pieces: list[Piece] = []
+        self.pieces: list[CompiledPiece] = []
         self.left: list[NotCompiled] = []
 
     def compiled(
@@ -98,7 +98,7 @@ class _Compiler:
             if reason is not None:
                 self._leave(function, name, reason)
 
-        def may_compile(piece: Piece) -> bool:
+        def may_compile(piece: CompiledPiece) -> bool:
             tf_functions.register(piece.definition)
             error = function.error_of(piece, self._device)
             if error is None:
@@ -143,7 +143,9 @@ class _Compiler:
         self.left.append(NotCompiled(source, reason))
         return True
 
-    def _leave_piece(self, function: _Function, piece: Piece, error: str) -> None:
+    def _leave_piece(
+        self, function: _Function, piece: CompiledPiece, error: str
+    ) -> None:
         """Do not compile a piece that XLA rejects."""
         at = re.search(r"\{\{node ([^}]+)\}\}", error)
         reason = error.partition("\n")[0]
@@ -222,7 +224,7 @@ class _Function:
         is_handle = self._types[text] in _HANDLES
         return not is_handle and sizes_of(self._shapes[text]) is None
 
-    def error_of(self, piece: Piece, device: str) -> Exception | None:
+    def error_of(self, piece: CompiledPiece, device: str) -> Exception | None:
         """Why XLA cannot compile a piece, which is registered; None if it can."""
         is_handle = [self._types[text] in _HANDLES for text in piece.inputs]
         handles = [
