@@ -125,6 +125,8 @@ class Hook:
         self._gathers: dict[object, Written] = {}
         self._most_functions = 256
         """When there are so many functions, those that are gone are forgotten."""
+        self._without_xla: set[str] = set()
+        """The labels of the functions of which that was said."""
         self.programs: list[RankProgram] = []
         """All that have run, in the order of their first run."""
 
@@ -372,15 +374,17 @@ class Hook:
             if program.error is not None:
                 reason = f"{program.label} is computed whole: {program.error}"
                 sys.stderr.write(f"tfcluster: {reason}\n")
-            if program.xla is not None and program.xla.left:
-                sys.stderr.write(f"tfcluster: {without_xla(program)}\n")
+            is_new = program.label not in self._without_xla
+            if is_new and program.xla is not None and program.xla.left:
+                self._without_xla.add(program.label)
+                sys.stderr.write(f"tfcluster: {_left_by_xla(program)}\n")
         return program
 
     def _new_seed(self) -> int:
         return self._seeds.getrandbits(62) + 1
 
 
-def without_xla(program: RankProgram) -> str:
+def _left_by_xla(program: RankProgram) -> str:
     """Which op of a program runs without XLA, though the script asks for it."""
     assert program.xla is not None
     first, *others = program.xla.left

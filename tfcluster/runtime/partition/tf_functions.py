@@ -276,7 +276,12 @@ def lower_by_xla(
     from tensorflow.python.eager import context
 
     context.context().get_compiler_ir(
-        device, None, name, list(specs), list(variables), "hlo"
+        device_name=device,
+        platform_name=None,
+        function_name=name,
+        flat_args=list(specs),
+        captured_inputs=list(variables),
+        stage="hlo",
     )
 
 
