@@ -81,7 +81,9 @@ def test_a_compiled_function_without_exchanges_stays_compiled() -> None:
     assert MUST_COMPILE in definition.attr
 
 
-def test_what_xla_cannot_compile_runs_between_the_pieces(capfd: Any) -> None:
+def test_what_xla_cannot_compile_runs_between_the_pieces(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def step(x: Any, w: Any) -> Any:
         hidden = tf.linalg.matmul(x, w)
         text = tf.strings.as_string(tf.reduce_sum(hidden, 0))
@@ -100,6 +102,33 @@ def test_what_xla_cannot_compile_runs_between_the_pieces(capfd: Any) -> None:
     assert errors.count("without XLA") == 1
     assert "AsString" in errors
     assert "compiled_functions.py" in errors
+
+
+def test_a_piece_that_xla_rejects_runs_without_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower = tf_functions.lower_by_xla
+
+    def reject(name: str, *more: Any) -> None:
+        if "rejected" in name:
+            raise tf.errors.UnimplementedError(None, None, "too large {{node MatMul}}")
+        lower(name, *more)
+
+    def rejected(x: Any, w: Any) -> Any:
+        return tf.reduce_mean(tf.linalg.matmul(x, w), 0)
+
+    monkeypatch.setattr(tf_functions, "lower_by_xla", reject)
+    w = tf.constant(np.eye(5) + 0.5)
+    expected = rejected(rows(), w)
+    with simulated_ranks(2, call=True) as hook:
+        found = tf.function(rejected, jit_compile=True)(rows(), w)
+    (program,) = hook.programs
+    assert not calls(program)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), 1e-11)
+    errors = capfd.readouterr().err
+    assert errors.count("without XLA") == 1
+    assert "MatMul" in errors
+    assert "too large" in errors
 
 
 def dense() -> list[Any]:

@@ -136,9 +136,11 @@ class _Compiler:
     def _leave(self, function: _Function, name: str, reason: str) -> bool:
         """Do not compile a node; return if the script asks for it to be compiled."""
         source = function.wanted.pop(name, None)
-        # Others are written for an exchange, or for a state of ours.
+        # Others are written for an exchange, or for a state of ours. The bodies of
+        # loops and branches are compiled by themselves.
         op = function.nodes[name].op
-        if source is None or source.type != op or op in _NEVER:
+        is_silent = op in (*_NEVER, *LOOPS, *BRANCHES)
+        if source is None or source.type != op or is_silent:
             return False
         self.left.append(NotCompiled(source, reason))
         return True
