@@ -4,7 +4,7 @@ Each table has medians of rounds; every contender runs once in each round, so th
 hold even if the machine's speed changes.
 
     python -m benchmarks.partition [--repeats 3] [--models mlp cnn cnn20 ...]
-        [--only steps inference rewriting]
+        [--only steps xla inference rewriting]
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from benchmarks.trainers.workload import TASKS
 RANKS = 2
 REPEATS = 3
 MODELS = ("mlp", "cnn", "cnn20", "lstm", "transformer")
-TABLES = ("steps", "inference", "rewriting")
+TABLES = ("steps", "xla", "inference", "rewriting")
 ALONE, HOST, TENSORFLOW = "one process", "transport host", "transport tensorflow"
+WITH_XLA = ", XLA"
 
 
 def argv_of(contender: str, program: str, *words: str) -> Sequence[str]:
@@ -100,6 +101,21 @@ def show_steps(
         )
 
 
+def show_xla(models: Sequence[str], env: Mapping[str, str], repeats: int) -> None:
+    contenders = (ALONE, HOST)
+    trials = {
+        f"{name}{suffix}": argv_of(name, "steps", *options, *models)
+        for name in contenders
+        for suffix, options in (("", ("--no-xla",)), (WITH_XLA, ("--xla",)))
+    }
+    found = rounds(trials, env, repeats)
+    head("A step without and with XLA", "model", *trials, *("times without",) * 2)
+    for model in models:
+        times = [statistics.median(s[model] for s in found[name]) for name in trials]
+        ratios = [ratio(found, f"{n}{WITH_XLA}", n, model) for n in contenders]
+        row(model, *map(milliseconds, times), *(f"**{r:.2f}**" for r in ratios))
+
+
 def show_inference(model: str, env: Mapping[str, str], repeats: int) -> None:
     contenders = (ALONE, HOST)
     trials = {name: argv_of(name, "inference", model) for name in contenders}
@@ -161,6 +177,8 @@ def main(argv: Sequence[str] = ()) -> None:
         rewriting = rewriting_of(models, env, chosen.repeats)
         if "steps" in chosen.only:
             show_steps(models, rewriting, env, chosen.repeats)
+        if "xla" in chosen.only:
+            show_xla(models, env, chosen.repeats)
         if "inference" in chosen.only:
             show_inference("cnn", env, chosen.repeats)
         if "rewriting" in chosen.only:

@@ -1,4 +1,7 @@
-"""Trains each model in ``argv`` and prints the seconds of its steps."""
+"""Trains each model in ``argv`` and prints the seconds of its steps.
+
+With ``--xla``, XLA compiles them, with ``--no-xla`` it does not; else Keras decides.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,14 @@ from benchmarks.trainers.keras_models import with_batch
 
 STEPS, EPOCHS = 8, 4
 
+xla: bool | str = "auto"
+if {"--xla", "--no-xla"} & {*sys.argv}:
+    xla = "--xla" in sys.argv
 found = {}
 for name in sys.argv[1:]:
-    model, (x, y) = with_batch(name)
+    if name.startswith("--"):
+        continue
+    model, (x, y) = with_batch(name, xla)
     clock = EpochClock(STEPS)
     model.fit(
         np.concatenate([x] * STEPS),

@@ -30,9 +30,15 @@ def build(name: str, optimizer: str = "sgd", **options: Any) -> Any:
     return model
 
 
-def with_batch(name: str) -> tuple[Any, tuple[Array, Array]]:
-    """The model with SGD and accuracy, and a batch for it."""
-    return build(name, metrics=["accuracy"]), TASKS[name].rows(TASKS[name].batch)
+def with_batch(
+    name: str, xla: bool | str = "auto"
+) -> tuple[Any, tuple[Array, Array]]:
+    """The model with SGD and accuracy, and a batch for it.
+
+    ``xla``: whether XLA compiles its steps; "auto" lets Keras decide.
+    """
+    model = build(name, metrics=["accuracy"], jit_compile=xla)
+    return model, TASKS[name].rows(TASKS[name].batch)
 
 
 def _mlp() -> Any:

@@ -49,8 +49,11 @@ ON_ALL_SIZES = {
     "fit",
     "mean_by_weights",
     "tape_graph",
+    "two_optimizers_compiled_by_xla",
 }
-ON_THREE = {"random_layers", "files", "one_rank_stops"}
+ON_THREE = {
+    *("random_layers", "files", "one_rank_stops", "convolutions_compiled_by_xla"),
+}
 """Cases whose tests need a third rank."""
 IN_DEFAULT_TIER = {
     "callbacks": [
@@ -95,6 +98,7 @@ IN_TEST_ALL = {
     "loops": [
         *("gan", "on_batch", "session_of_tensorflow_1", "tape_compiled_by_xla"),
         *("tape_on_ragged_rows", "tape_that_draws_for_batches_of_two_sizes"),
+        "two_optimizers_compiled_by_xla",
     ],
     "losses": [
         *("computed_by_the_model", "masked_sum", "sample_weights", "similarity"),
@@ -103,7 +107,8 @@ IN_TEST_ALL = {
         *("metrics", "read_by_callbacks"),
     ],
     "models": [
-        *("compiled_by_xla", "dropout", "embedding", "lstm_masked"),
+        *("compiled_by_xla", "convolutions_compiled_by_xla", "dropout", "embedding"),
+        "lstm_masked",
         *("own_train_step", "positions_of_any_length"),
     ],
     "optimizers": [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,17 +12,48 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import (
 )
 
 from tests.runtime.partition.effect_order import races
+from tfcluster.runtime.partition.exchange import ExchangeRequest
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import Ranks
+from tfcluster.runtime.partition.tf_functions import HostFunction
+from tfcluster.runtime.partition.writer import OpWriter, Ref
+
+
+class RanksThatCall(Ranks):
+    """Ranks of this process whose programs nevertheless call a host to exchange."""
+
+    @property
+    def exchanges(self) -> bool:
+        return True
+
+
+class Echo:
+    """An exchanger whose host returns what it gets: the terms of all ranks."""
+
+    words = ()
+    bucket_bytes = 1 << 10
+
+    def __init__(self) -> None:
+        self._host = HostFunction(lambda *arrays: list(arrays))
+
+    def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
+        dtypes = [request.ref.dtype for request in requests]
+        attributes = {"token": self._host.token, "Tout": dtypes}
+        inputs = [[request.ref for request in requests]]
+        return writer.op("PyFunc", inputs, attributes, "exchange")
 
 
 @contextmanager
-def simulated_ranks(size: int, *, strict: bool = True) -> Iterator[Hook]:
+def simulated_ranks(
+    size: int, *, strict: bool = True, call: bool = False
+) -> Iterator[Hook]:
     """Divide all functions that run within among ``size`` ranks of this process.
 
-    No two ops of a program may race.
+    With ``call``, exchanges are calls of the host. No two ops of a program may race.
     """
-    with installed(Hook(Ranks(size, tuple(range(size))), strict=strict)) as hook:
+    kind = RanksThatCall if call else Ranks
+    ranks = kind(size, tuple(range(size)))
+    with installed(Hook(ranks, lambda label: Echo(), strict=strict)) as hook:
         yield hook
         for program in hook.programs:
             if program.written is not None:

@@ -16,6 +16,8 @@ from tfcluster.runtime.tensor_types import ProtocolBuffer
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 LOOPS = ("While", "StatelessWhile")
+MUST_COMPILE = "_XlaMustCompile"
+"""The attribute of functions, and of their calls, that XLA has to compile."""
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 

@@ -91,6 +91,8 @@ class Node:
     origin: tuple[str, ...] = ()
     """The names of the calls around the node in the traced function, and its own."""
     outputs: list[Value] = field(default_factory=list)
+    for_xla: bool = False
+    """Whether the script wants XLA to compile the node."""
     bodies: tuple[OpGraph, ...] = ()
     """The condition and the body of a loop, or the branches (first "else")."""
     _folded: bool | None = None
@@ -141,6 +143,8 @@ class OpGraph:
     outputs: list[Value]
     rows: set[int] = field(default_factory=set)
     """For a branch for batches of a known size: the inputs that have its rows."""
+    of_any_size: bool = False
+    """Whether it is for batches that it or its loop takes, whatever their size."""
     taken: dict[Value, int] = field(default_factory=dict)
     """Batches of a fixed size that the graph takes from iterators, and their rows."""
 

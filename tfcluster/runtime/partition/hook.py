@@ -31,6 +31,7 @@ from tfcluster.runtime.partition.programs import (
     gather,
 )
 from tfcluster.runtime.partition.rewrite import Written
+from tfcluster.runtime.partition.script_lines import line_of
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
 from tfcluster.runtime.signals import SIGNALS
@@ -128,6 +129,8 @@ class Hook:
         self._gathers: dict[object, Written] = {}
         self._most_functions = 256
         """When there are so many functions, those that are gone are forgotten."""
+        self._without_xla: set[str] = set()
+        """The labels of the functions of which that was said."""
         self.programs: list[RankProgram] = []
         """All that have run, in the order of their first run."""
 
@@ -416,10 +419,27 @@ class Hook:
             if program.error is not None:
                 reason = f"{program.label} is computed whole: {program.error}"
                 sys.stderr.write(f"tfcluster: {reason}\n")
+            is_new = program.label not in self._without_xla
+            if is_new and program.xla is not None and program.xla.left:
+                self._without_xla.add(program.label)
+                sys.stderr.write(f"tfcluster: {_left_by_xla(program)}\n")
         return program
 
     def _new_seed(self) -> int:
         return self._seeds.getrandbits(62) + 1
+
+
+def _left_by_xla(program: RankProgram) -> str:
+    """Which op of a program runs without XLA, though the script asks for it."""
+    assert program.xla is not None
+    first, *others = program.xla.left
+    line = line_of(first.node, program.function)
+    place = "" if line is None else f" in {line}"
+    more = f" (and {len(others)} more)" if others else ""
+    return (
+        f"{program.label} runs without XLA in part, though jit_compile is set: "
+        f"{first.node.type}{place}{more}: {first.reason}"
+    )
 
 
 def _words_of(program: RankProgram) -> Sequence[str]:

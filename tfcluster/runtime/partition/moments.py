@@ -53,7 +53,7 @@ def _use_moments(graph: OpGraph, mean: Node, variance: Node) -> None:
         for axis, size in enumerate(rows.shape or ())
     ]
     node = Node(f"{mean.name}/moments", _MOMENTS, [rows, axes], mean.controls, {})
-    node.origin = mean.origin
+    node.origin, node.for_xla = mean.origin, mean.for_xla
     node.outputs = [Value(node, i, tf.float64, tuple(shape)) for i in range(2)]
     graph.nodes.insert(graph.nodes.index(mean), node)
     mean.type, mean.inputs = _MEAN, node.outputs[:1]

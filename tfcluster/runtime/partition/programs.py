@@ -32,6 +32,7 @@ from tfcluster.runtime.partition.taken_batches import Taken, TakenElement, fetch
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.variable_placements import VariableShards, candidates
 from tfcluster.runtime.partition.variables import VariableNames, Watched, watched
+from tfcluster.runtime.partition.xla import Compiled, compiled
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 _HANDLES = (tf.resource, tf.variant)
@@ -95,6 +96,8 @@ class RankProgram:
     """The original function's name, without the number of its trace."""
     placed: Placed | None = None
     written: Written | None = None
+    xla: Compiled | None = None
+    """What of it XLA compiles, if the function is written anew."""
     seconds: dict[str, float] = field(default_factory=dict)
     """What making it took, by pass."""
     parts: dict[int, RowPart] = field(default_factory=dict)
@@ -343,8 +346,12 @@ class Programs:
             [value.shard or REPLICATE for value in inputs],
             visible,
         )
-        tf_functions.register(written.definitions[0])
         seconds["rewrite"] = clock() - began
+        began = clock()
+        program.xla = compiled(written, [value.tensor for value in inputs])
+        written = program.xla.written
+        tf_functions.register(written.definitions[0])
+        seconds["compile"] = clock() - began
         program.name, program.written = written.name, written
         placements = returned(placed, self._ranks, visible)
         outputs = zip(placements, graph.outputs, strict=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from tfcluster.runtime.partition import tf_functions
@@ -49,6 +50,11 @@ class Written:
     """The values of each exchange; those of loops and branches are among them."""
     words: tuple[str, ...] = ()
     """See ``Exchanger.words``."""
+    for_xla: Mapping[str, Mapping[str, Node | None]] = field(default_factory=dict)
+    """By the names of definitions and of their nodes: what XLA is to compile, and for
+    which node of the graph it is written, if for one."""
+    of_any_size: AbstractSet[str] = frozenset()
+    """The names of the definitions for batches whose size is known when they run."""
 
     @property
     def exchanges(self) -> int:
@@ -101,6 +107,8 @@ def rewrite(
         [exchanger],
         process.traffic.values,
         () if exchanger is None else tuple(exchanger.words),
+        process.for_xla,
+        process.of_any_size,
     )
 
 
@@ -141,6 +149,8 @@ class _Process:
         self.splits = ranks.splits
         self.traffic = Traffic(exchanger)
         self.definitions: list[ProtocolBuffer] = []
+        self.for_xla: dict[str, Mapping[str, Node | None]] = {}
+        self.of_any_size: set[str] = set()
 
 
 @dataclass(slots=True)
@@ -174,6 +184,8 @@ class _Body:
         self._values = Redistribution(
             self.writer, placed, process.ranks, process.traffic
         )
+        self._asks_for_xla = any(node.for_xla for node in placed.nodes)
+        self.writer.compiles = self._asks_for_xla
         self._written: dict[Node, list[str]] = {}
         """The names of the nodes written for a node."""
         self._effects: list[str] = []
@@ -193,6 +205,7 @@ class _Body:
 
     def finish(self, outputs: Sequence[Ref]) -> ProtocolBuffer:
         names = [self._values.last_exchange] if self._values.last_exchange else []
+        self._process.for_xla[self.writer.name] = self.writer.for_xla
         return self.writer.finish(outputs, [*self._effects, *self._reads, *names])
 
     def run(self, wanted: Sequence[Placement]) -> list[Refs]:
@@ -273,10 +286,13 @@ class _Body:
         return True
 
     def _node(self, node: Node, plan: LocalPlan, inputs: list[Refs]) -> None:
+        writer = self.writer
+        writer.source, writer.compiles = node, node.for_xla
         if node.bodies:
             refs = self._with_bodies(node, plan, inputs)
         else:
             refs = self._plain(node, plan, inputs)
+        writer.source, writer.compiles = None, self._asks_for_xla
         for value, placement, forms in zip(
             node.outputs, plan.written, refs, strict=True
         ):
@@ -327,8 +343,17 @@ class _Body:
             for value, want, refs in zip(
                 placed.graph.inputs, wants, carried, strict=True
             ):
-                arguments = tuple(body.writer.argument(ref.dtype) for ref in refs)
+                shape, splits = value.shape, self._process.splits
+                arguments = tuple(
+                    body.writer.argument(
+                        ref.dtype,
+                        None if shape is None else split.local_shape(shape, want),
+                    )
+                    for ref, split in zip(refs, splits, strict=False)
+                )
                 body.put(value, want, arguments)
+            if placed.graph.of_any_size or self._is_of_any_size:
+                self._process.of_any_size.add(body.writer.name)
             is_condition = is_loop and index == 0
             outputs = body.run([REPLICATE] if is_condition else plan.outputs)
             definition = body.finish([ref for refs in outputs for ref in refs])
@@ -356,6 +381,10 @@ class _Body:
             tuple(itertools.islice(results, 1 if is_single(placement) else ranks))
             for placement in plan.outputs
         ]
+
+    @property
+    def _is_of_any_size(self) -> bool:
+        return self.writer.name in self._process.of_any_size
 
     @property
     def has_effects(self) -> bool:

@@ -201,6 +201,8 @@ class ShapeGraph:
         self._constants: set[Node] = set()
         """The nodes that depend on no input."""
         self.tensors: dict[Value, Tensor] = {}
+        self.for_xla = False
+        """Whether XLA is to compile the nodes that are added now."""
         self._names: dict[str, int] = {}
 
     def finished(self, outputs: Sequence[Value]) -> OpGraph:
@@ -282,6 +284,7 @@ class ShapeGraph:
             device,
             stateful,
             origin,
+            for_xla=self.for_xla,
         )
         node.outputs = [Value(node, i, dtype) for i, dtype in enumerate(dtypes)]
         self._pending.append(node)

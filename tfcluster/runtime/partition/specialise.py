@@ -17,6 +17,7 @@ from tfcluster.runtime.partition.dataset_loops import REDUCTION, loop_of
 from tfcluster.runtime.partition.functions import (
     BRANCHES,
     LOOPS,
+    MUST_COMPILE,
     Function,
     Input,
     SourceNode,
@@ -50,7 +51,7 @@ from tfcluster.runtime.tensor_types import ProtocolBuffer
 
 _DROPPED = frozenset(
     (
-        *("_output_shapes", "_class", "_XlaMustCompile", "_XlaCompile", "_XlaScope"),
+        *("_output_shapes", "_class", MUST_COMPILE, "_XlaCompile", "_XlaScope"),
         *("_XlaSeparateCompiledGradients", "_gradient_op_type", "_noinline"),
         *("_read_only_resource_inputs", "_construction_context"),
     )
@@ -86,11 +87,14 @@ def specialise(
 class _Specialiser(ShapeGraph):
     """Makes one graph; bodies of loops and branches are graphs of their own."""
 
-    def __init__(self, taken: Taken | None) -> None:
+    def __init__(self, taken: Taken | None, *, for_xla: bool = False) -> None:
         super().__init__()
         self._taken = taken
+        self.for_xla = for_xla
         self.fixed: dict[Value, int] = {}
         """See ``OpGraph.taken``."""
+        self.of_any_size = False
+        """See ``OpGraph.of_any_size``."""
 
     # --- nodes ------------------------------------------------------------------------
 
@@ -106,6 +110,8 @@ class _Specialiser(ShapeGraph):
 
         Returns the outputs, and the nodes that what comes after the call waits for.
         """
+        before, attributes = self.for_xla, function.definition.attr
+        self.for_xla |= MUST_COMPILE in attributes and attributes[MUST_COMPILE].b
         values = {
             name: [value]
             for name, value in zip(function.arguments, arguments, strict=True)
@@ -129,6 +135,7 @@ class _Specialiser(ShapeGraph):
         tails = [node for name in last for node in after[name]]
         if not any(source.is_stateful for source in function.nodes.values()):
             tails += waits
+        self.for_xla = before
         outputs = [values[node][output] for node, output in function.outputs]
         return outputs, tails
 
@@ -382,7 +389,7 @@ class _Specialiser(ShapeGraph):
     def _body(
         self, function: Function, arguments: Sequence[Argument], path: Path
     ) -> OpGraph:
-        graph = _Specialiser(self._taken)
+        graph = _Specialiser(self._taken, for_xla=self.for_xla)
         values = graph.arguments(arguments)
         parts = None if self._taken is None else split(function)
         if parts is None:
@@ -390,7 +397,7 @@ class _Specialiser(ShapeGraph):
         else:
             outputs = graph.taking(parts, values, path)
         finished = graph.finished(outputs)
-        finished.taken = graph.fixed
+        finished.taken, finished.of_any_size = graph.fixed, graph.of_any_size
         return finished
 
     def taking(
@@ -409,6 +416,7 @@ class _Specialiser(ShapeGraph):
         note(self, self._taken, sizes[0], path)
         rows = self._taken.rows
         if rows is None:
+            self.of_any_size = True
             return self.inline(parts.rest, values, path, tails, {})[0]
         is_known = all_are(self, sizes, rows)
         self.flush()
@@ -421,6 +429,7 @@ class _Specialiser(ShapeGraph):
         ]
         inner = (*path, "taken")
         bodies = [self._body(parts.rest, inputs, inner) for inputs in (unsized, sized)]
+        bodies[0].of_any_size = True
         bodies[1].rows = {i for i, value in enumerate(values) if value in batch}
         # The bodies get their names when they are written.
         unnamed, lowers = tf.compat.v1.AttrValue(), tf.compat.v1.AttrValue(b=True)

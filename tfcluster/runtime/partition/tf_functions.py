@@ -36,6 +36,12 @@ NAMES = (
         "has_function",
         "call_function",
         "remove_function",
+        "get_compiler_ir",
+    ),
+    *names(
+        "tensorflow.python.framework.kernels",
+        _PARTITION,
+        "get_registered_kernels_for_op",
     ),
     *names(
         "tensorflow.python.client.pywrap_tf_session",
@@ -258,3 +264,74 @@ class HostFunction:
 
         self._function = function
         self.token: str = script_ops._py_funcs.insert(function)
+
+
+# --- XLA ------------------------------------------------------------------------------
+
+
+def xla_device() -> str:
+    """The device for which XLA compiles programs: the first GPU, else a CPU."""
+    import tensorflow as tf
+
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    return f"/device:{kind}:0"
+
+
+def lower_by_xla(
+    name: str, specs: Sequence[Any], variables: Sequence[Tensor], device: str
+) -> None:
+    """Let XLA read a registered function; raises ``tf.errors.OpError`` if it cannot.
+
+    The function gets tensors of these ``tf.TensorSpec``, then the handles of variables.
+    """
+    from tensorflow.python.eager import context
+
+    context.context().get_compiler_ir(
+        device_name=device,
+        platform_name=None,
+        function_name=name,
+        flat_args=list(specs),
+        captured_inputs=list(variables),
+        stage="hlo",
+    )
+
+
+def has_xla_kernel(node: ProtocolBuffer, device: str) -> bool:
+    """Whether XLA can compile such a node for a device."""
+    for constraints in _xla_kernels(node.op, device):
+        for attribute, allowed in constraints.items():
+            message = node.attr[attribute]
+            types = list(message.list.type) or [message.type]
+            if not allowed.issuperset(types):
+                break
+        else:
+            return True
+    return False
+
+
+@functools.cache
+def _xla_kernels(op_type: str, device: str) -> list[dict[str, frozenset[int]]]:
+    """The dtypes that XLA's kernels of an op allow, by the names of attributes."""
+    from tensorflow.python.framework import kernels
+
+    _register_xla_kernels(device)
+    kind = "XLA_GPU_JIT" if "GPU" in device else "XLA_CPU_JIT"
+    return [
+        {
+            constraint.name: frozenset(constraint.allowed_values.list.type)
+            for constraint in kernel.constraint
+        }
+        for kernel in kernels.get_registered_kernels_for_op(op_type).kernel
+        if kernel.device_type == kind
+    ]
+
+
+@functools.cache
+def _register_xla_kernels(device: str) -> None:
+    """XLA registers its kernels when it reads the first function."""
+    import tensorflow as tf
+
+    empty = tf.compat.v1.GraphDef().library.function.add()
+    empty.signature.name = unique_name("tfcluster_empty")
+    register(empty)
+    lower_by_xla(empty.signature.name, [], [], device)

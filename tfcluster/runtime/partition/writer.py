@@ -43,6 +43,12 @@ class OpWriter:
         self._waits: list[str] = []
         self.last = ""
         """The name of the node that was written last."""
+        self.source: Node | None = None
+        """The node for which nodes are written now."""
+        self.compiles = False
+        """Whether XLA is to compile them."""
+        self.for_xla: dict[str, Node | None] = {}
+        """The nodes that XLA is to compile, by name, and for what they are written."""
 
     # --- the signature ----------------------------------------------------------------
 
@@ -160,6 +166,8 @@ class OpWriter:
         message = self.definition.node_def.add()
         message.name = self.last = self._unique(name)
         message.op, message.device = op_type, device
+        if self.compiles:
+            self.for_xla[message.name] = self.source
         message.input.extend(ref.text for ref in inputs)
         message.input.extend(f"^{wait}" for wait in dict.fromkeys(self._waits))
         for key, value in attributes.items():

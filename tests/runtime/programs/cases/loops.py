@@ -321,12 +321,12 @@ def case_train_on_batch_of_dataset():
     return results(model)
 
 
-def case_two_optimizers():
+def with_two_optimizers(**options):
     x, y = data(40)
     one, two = classifier(), classifier()
     optimizers = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1)
 
-    @tf.function
+    @tf.function(**options)
     def step(x, y):
         for model, optimizer in zip((one, two), optimizers, strict=True):
             with tf.GradientTape() as tape:
@@ -339,6 +339,10 @@ def case_two_optimizers():
     for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(8, True).repeat(2):
         step(*batch)
     return {**results(one), "other": two.get_weights()[0]}
+
+
+def case_two_optimizers():
+    return with_two_optimizers()
 
 
 def case_gan():
@@ -1008,6 +1012,10 @@ def case_session_of_tensorflow_1():
             for _ in range(50):
                 session.run(train)
             return {"w0": session.run(w)}
+
+
+def case_two_optimizers_compiled_by_xla():
+    return with_two_optimizers(jit_compile=True)
 
 
 if __name__ == "__main__":

@@ -654,9 +654,9 @@ def case_attention():
 
 
 def case_compiled_by_xla():
-    """XLA cannot compile a gradient exchange, so the model runs without XLA."""
+    """XLA draws other numbers for Dropout than TensorFlow, so it has to compile it."""
     x, y = data()
-    model = compiled(classifier(), jit_compile=True)
+    model = compiled(classifier(keras.layers.Dropout(0.5)), jit_compile=True)
     return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
 
 
@@ -674,6 +674,28 @@ def case_built_in_the_first_step():
     )
     compiled(model, keras.optimizers.Adam(0.01, global_clipnorm=1.0))
     return results(model, model.fit(x, y, batch_size=11, epochs=2, verbose=0))
+
+
+def case_convolutions_compiled_by_xla():
+    """XLA compiles what lies before, between and after exchanges of statistics."""
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(33, 8, 8, 3)).astype("float32")
+    y = (x.mean((1, 2, 3)) > 0).astype("int32")
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            keras.layers.Conv2D(4, 3, use_bias=False),
+            keras.layers.BatchNormalization(momentum=0.7),
+            keras.layers.ReLU(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Conv2D(4, 3, use_bias=False),
+            keras.layers.BatchNormalization(momentum=0.7),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, keras.optimizers.SGD(0.05), jit_compile=True)
+    return results(model, model.fit(x, y, batch_size=12, epochs=3, verbose=0))
 
 
 if __name__ == "__main__":
