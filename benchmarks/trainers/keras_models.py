@@ -30,9 +30,7 @@ def build(name: str, optimizer: str = "sgd", **options: Any) -> Any:
     return model
 
 
-def with_batch(
-    name: str, xla: bool | str = "auto"
-) -> tuple[Any, tuple[Array, Array]]:
+def with_batch(name: str, xla: bool | str = "auto") -> tuple[Any, tuple[Array, Array]]:
     """The model with SGD and accuracy, and a batch for it.
 
     ``xla``: whether XLA compiles its steps; "auto" lets Keras decide.

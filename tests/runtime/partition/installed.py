@@ -32,6 +32,7 @@ class Echo:
 
     words = ()
     bucket_bytes = 1 << 10
+    scatters = False
 
     def __init__(self) -> None:
         self._host = HostFunction(lambda *arrays: list(arrays))

@@ -214,7 +214,7 @@ def deed_one_rank_reads():
     return {"text": ""}
 
 
-found = {}
+found: dict[str, np.ndarray] = {}
 for name in sys.argv[2:]:
     result = globals()[f"deed_{name}"]()
     found |= {f"{name}/{key}": np.asarray(value) for key, value in result.items()}
