@@ -84,6 +84,7 @@ class NoHost:
 
     words = ()
     bucket_bytes = BUCKET_BYTES
+    scatters = False
 
     def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
         raise NotImplementedError([each.name for each in requests])

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -214,7 +215,7 @@ def deed_one_rank_reads():
     return {"text": ""}
 
 
-found = {}
+found: dict[str, Any] = {}
 for name in sys.argv[2:]:
     result = globals()[f"deed_{name}"]()
     found |= {f"{name}/{key}": np.asarray(value) for key, value in result.items()}
