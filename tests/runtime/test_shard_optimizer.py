@@ -31,6 +31,23 @@ def environment(**options: object) -> dict[str, str]:
     return {**STRICT, "TFCLUSTER_RUNTIME": json.dumps(options)}
 
 
+THEMES = {
+    "optimizers": [
+        *("clipped", "clipnorm", "others", "mixed_bfloat16", "weight_decay"),
+        *("averaged_weights", "accumulated", "mixed_precision"),
+    ],
+    "loops": [
+        *("gan", "two_optimizers", "tape_graph", "tape_in_one_function"),
+        *("on_batch", "several_batches_in_a_step", "tape_takes_batches"),
+    ],
+    "callbacks": [
+        *("restored", "goes_on_from_a_checkpoint", "goes_on_from_a_model"),
+        *("slots_assigned", "backed_up", "averages_swapped_in"),
+    ],
+}
+"""Cases of ``programs/cases`` that end with the same bits, divided or not."""
+
+
 @dataclass(frozen=True)
 class Deeds:
     """What the ranks of all jobs have returned."""
@@ -145,3 +162,17 @@ def test_a_rank_that_reads_alone_is_named(deeds: Deeds) -> None:
         text = str(rank["one_rank_reads/text"])
         assert "gather of variables" in text
         assert "rank 1" in text
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("theme", THEMES)
+def test_cases_train_the_same_bits(tmp_path: Path, theme: str) -> None:
+    jobs = []
+    for name, divides in (("whole", False), ("divided", True)):
+        words = (theme, str(tmp_path / name), *THEMES[theme])
+        env = environment(shard_optimizer=divides)
+        jobs.append(Job(name, 3, "cases_with_pieces.py", words, env))
+    deeds = Deeds(tmp_path, Jobs(tmp_path, jobs, LIMIT_S, must_succeed=True))
+    (whole, *_), divided = deeds.of("whole", 3), deeds.of("divided", 3)
+    assert {key.partition("/")[0] for key in whole} == set(THEMES[theme])
+    assert_equal_on_all_ranks([whole, *divided])

@@ -63,14 +63,31 @@ def allgathered(
         vector = pool.empty(bounds[-1], dtype)
         start, end = bounds[rank], bounds[rank + 1]
         np.concatenate([own[i].reshape(-1) for i in places], out=vector[start:end])
-        act = partial(call.transport.allgather_shards, vector, bounds)
-        call.part((end - start) * vector.itemsize, act)
+        _gather(call, vector, bounds)
         ranks = zip(results, chosen, pairwise(bounds), strict=True)
         for of_rank, part_shapes, (first, last) in ranks:
             arrays = _unpacked(vector[first:last], part_shapes)
             for place, array in zip(places, arrays, strict=True):
                 of_rank[place] = array
     return results
+
+
+def allgathered_alone(call: CollectiveCall, own: Array, sizes: Sequence[int]) -> Array:
+    """The elements of all ranks' parts of one array, in rank order: shape (n,).
+
+    Rank r has ``sizes[r]`` of them. Raises what the transport raises.
+    """
+    bounds, rank = [0, *accumulate(sizes)], call.transport.rank
+    vector = pool.empty(bounds[-1], own.dtype)
+    vector[bounds[rank] : bounds[rank + 1]] = own.reshape(-1)
+    _gather(call, vector, bounds)
+    return vector
+
+
+def _gather(call: CollectiveCall, vector: Array, bounds: Sequence[int]) -> None:
+    rank = call.transport.rank
+    nbytes = (bounds[rank + 1] - bounds[rank]) * vector.itemsize
+    call.part(nbytes, partial(call.transport.allgather_shards, vector, bounds))
 
 
 def _by_dtype(arrays: Sequence[Array]) -> dict[np.dtype[Any], list[int]]:

@@ -130,13 +130,14 @@ class DividedVariables:
         self,
         tensors: Sequence[Tensor],
         shards: Mapping[int, Shard],
-        names: Mapping[int, str],
+        names: Callable[[], Mapping[int, str]],
     ) -> Iterator[list[Tensor]]:
         """A context in which a program runs: variables are divided as it wants them.
 
         Returns its inputs: those in the places that ``shards`` has are variables to be
-        divided, of these names, and replaced by the pieces; all others become whole.
-        All ranks must call this. Raises what ``make_whole`` raises.
+        divided, and replaced by the pieces; all others become whole. ``names`` returns
+        the variables' names, by place. All ranks must call this. Raises what
+        ``make_whole`` raises.
         """
         self.make_whole(
             [
@@ -148,7 +149,7 @@ class DividedVariables:
         inputs = list(tensors)
         for place, shard in shards.items():
             if not self.is_divided(tensors[place]):
-                self.divide(tensors[place], shard, names[place])
+                self.divide(tensors[place], shard, names()[place])
             inputs[place] = self._pieces[id(tensors[place])].variable.handle
         before, self._in_use = self._in_use, True
         try:

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.packing import (
+    ALONE_BYTES,
     CollectiveCall,
     SmallReduction,
     packed,
@@ -33,7 +34,11 @@ from tfcluster.runtime.collective.rounding import (
     Rounding,
     is_half_precision,
 )
-from tfcluster.runtime.collective.scattering import allgathered, reduce_scattered
+from tfcluster.runtime.collective.scattering import (
+    allgathered,
+    allgathered_alone,
+    reduce_scattered,
+)
 from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, Value, sizes_of
@@ -307,27 +312,28 @@ def _gathered_together(
     call: CollectiveCall, requests: Sequence[ExchangeRequest], arrays: Sequence[Array]
 ) -> dict[int, Array]:
     """The whole tensors of which ranks have rows, and whose sizes are known."""
-    places, shards, wholes = [], [], []
+    splits = [Split(rank, call.transport.size) for rank in range(call.transport.size)]
+    results: dict[int, Array] = {}
+    together: dict[int, Shard] = {}
+    shapes: list[list[tuple[int, ...]]] = [[] for _ in splits]
     for i, request in enumerate(requests):
-        shape = sizes_of(request.shape)
-        known = shape is not None and arrays[i].dtype != np.object_
-        if isinstance(request.placement, Shard) and known:
-            places.append(i)
-            shards.append(request.placement)
-            wholes.append(shape)
-    size = call.transport.size
-    shapes = [
-        [
-            sizes_of(Split(rank, size).local_shape(shape or (), shard)) or ()
-            for shape, shard in zip(wholes, shards, strict=True)
-        ]
-        for rank in range(size)
-    ]
-    of_ranks = allgathered(call, [arrays[i] for i in places], shapes)
-    return {
-        i: joined([parts[number] for parts in of_ranks], shards[number])
-        for number, i in enumerate(places)
-    }
+        shape, shard, own = sizes_of(request.shape), request.placement, arrays[i]
+        if shape is None or not isinstance(shard, Shard) or own.dtype == np.object_:
+            continue
+        parts = [sizes_of(split.local_shape(shape, shard)) or () for split in splits]
+        # The rows of all ranks, one after the other, may be the tensor.
+        in_order = math.prod(shape[: shard.dim]) * shard.outer == 1
+        if in_order and math.prod(shape) * own.itemsize > ALONE_BYTES:
+            rows = allgathered_alone(call, own, [math.prod(part) for part in parts])
+            results[i] = rows.reshape(shape)
+            continue
+        together[i] = shard
+        for of_rank, part in zip(shapes, parts, strict=True):
+            of_rank.append(part)
+    of_ranks = allgathered(call, [arrays[i] for i in together], shapes)
+    for number, (i, shard) in enumerate(together.items()):
+        results[i] = joined([parts[number] for parts in of_ranks], shard)
+    return results
 
 
 def words_of(requests: Sequence[ExchangeRequest]) -> tuple[str, ...]:

@@ -234,8 +234,11 @@ class Hook:
         if self._divided is None:
             yield tensors
             return
-        values = [ProgramInput(tensor) for tensor in tensors]
-        names = {v.place: v.name for v in programs.variables(values)}
+
+        def names() -> dict[int, str]:
+            values = [ProgramInput(tensor) for tensor in tensors]
+            return {v.place: v.name for v in programs.variables(values)}
+
         with self._divided.held_as(tensors, program.variables, names) as held:
             yield held
 

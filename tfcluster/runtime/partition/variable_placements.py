@@ -59,6 +59,7 @@ def candidates(graph: OpGraph, ranks: int) -> dict[Value, Shard]:
             output
             for read in reads
             for node, _ in uses.get(read, ())
+            if not node.is_folded
             for output in node.outputs
         )
         if shard is not None and all(o.shape == reads[0].shape for o in outputs):
@@ -92,32 +93,41 @@ def agreeing(
 ) -> dict[Value, Shard]:
     """Those of the variables with whose placement all of their uses agree.
 
-    A variable whose pieces would be gathered to be used, or to be assigned, had better
-    be whole.
+    A variable whose pieces would be gathered had better be whole, unless it is for what
+    a weight is assigned.
     """
     uses = _uses(nodes)
     agreed = {}
     for handle, shard in variables.items():
         reads = _reads(uses, handle)
-        used = [
-            plans[node].want[index]
-            for read in reads
-            for node, index in uses.get(read, ())
-            if not node.is_folded
-        ]
+        users = [node for read in reads for node, _ in uses.get(read, ())]
         assigned = [
             placements[node.inputs[1]]
             for node, _ in uses.get(handle, ())
             if is_assignment(node)
         ]
-        gathered = any(isinstance(p, Shard) and p != shard for p in assigned)
-        if (
-            not gathered
-            and all(want == shard for want in used)
-            and not any(read in outputs for read in reads)
+        is_gathered = any(read in outputs for read in reads) or any(
+            isinstance(placement, Shard) and placement != shard
+            for placement in assigned
+        )
+        if not is_gathered and all(
+            _is_by_elements(node, plans[node], shard)
+            for node in users
+            if not node.is_folded and not is_assignment(node)
         ):
             agreed[handle] = shard
     return agreed
+
+
+def _is_by_elements(node: Node, plan: LocalPlan, shard: Shard) -> bool:
+    """Whether a node combines pieces element by element.
+
+    So does no matrix product: it could take pieces of a weight, too.
+    """
+    wants = zip(node.inputs, plan.want, strict=True)
+    return all(
+        isinstance(want, Shard) or value.elements == 1 for value, want in wants
+    ) and all(placement == shard for placement in plan.outputs)
 
 
 _Uses = Mapping[Value, Sequence[tuple[Node, int]]]

@@ -149,9 +149,13 @@ def install(
     saving.install()
 
     def begin(model: Model) -> None:
-        session.settle("beginning of fit")
         agreement.variables.renew()
-        variables = variables_of(model, with_optimizer=not is_served)
+        variables = [
+            variable
+            for variable in variables_of(model, with_optimizer=not is_served)
+            # Nobody has touched the others since a program has divided them.
+            if divided is None or not divided.is_divided(variable.handle)
+        ]
         if variables:
             agreement.on("variables at the beginning of fit", (), variables)
 
@@ -212,7 +216,11 @@ def variables_of(model: Model, *, with_optimizer: bool) -> list[Watched]:
     variables = [*model.variables, *([] if optimizer is None else optimizer.variables)]
     return [
         Watched(
-            variable.path, own.handle, variable.value.dtype, 0, tuple(variable.shape)
+            variable.path,
+            tf_functions.handle_of(own),
+            variable.value.dtype,
+            0,
+            tuple(variable.shape),
         )
         for variable in variables
         if isinstance(variable.value, tf.Variable) and variable.value.dtype != tf.string
