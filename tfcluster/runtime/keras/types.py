@@ -134,6 +134,7 @@ class Model(Layer, Protocol):
     """An ``Optimizer``, or None before ``compile``."""
     compiled: bool
     jit_compile: bool
+    run_eagerly: bool
     train_function: object | None
     test_function: object | None
     _initial_epoch: int | None
@@ -176,6 +177,7 @@ class EpochIterator(Protocol):
 
     data_adapter: DataAdapter
     steps_per_epoch: int | None
+    steps_per_execution: int
     _distributed_dataset: Dataset
 
 

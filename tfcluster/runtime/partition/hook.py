@@ -6,8 +6,8 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.divided_input import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
 from tfcluster.runtime.partition.functions import (
     Function,
@@ -62,6 +63,10 @@ def at_once(label: str, written: Written) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+Together = Callable[[str], AbstractContextManager[None]]
+"""A context in which an error of one rank is that of all; see ``op_runs.Failures``."""
+
+
 class Alone(Protocol):
     """What happens around steps of ranks that train on their own rows."""
 
@@ -102,6 +107,8 @@ class Hook:
         is_paused: Callable[[], bool] = lambda: False,
         ran: Callable[[RankProgram], None] = lambda program: None,
         running: Running = at_once,
+        together: Together = lambda label: nullcontext(),
+        divided_inputs: DividedInputs | None = None,
         variable_names: VariableNames = dict,
         alone: Alone | None = None,
     ) -> None:
@@ -116,6 +123,8 @@ class Hook:
         self._is_paused = is_paused
         self._ran = ran
         self._running = running
+        self._together = together
+        self._divided_inputs = divided_inputs or DividedInputs()
         self._variable_names = variable_names
         self._functions: dict[str, Programs | None] = {}
         self._busy = threading.local()
@@ -178,30 +187,25 @@ class Hook:
             if programs is None:
                 whole_inputs = self._gathered(values)
                 return original(context, name, whole_inputs, outputs)
-            taken: list[Tensor] = []
-            try:
-                for fetch in programs.fetches:
-                    taken += fetch.next(inputs)
-            except tf.errors.OutOfRangeError:
+            taken: list[TakenBatch] = []
+            has_ended = False
+            with self._as_one(programs, inputs):
+                try:
+                    for fetch in programs.fetches:
+                        taken.append(self._divided_inputs.take(fetch, inputs))
+                except tf.errors.OutOfRangeError:
+                    has_ended = True
+                else:
+                    values, program = self._prepared(programs, values, taken)
+            if has_ended:
                 # The function itself does what does not wait for the batch.
-                rest = handed(programs.fetches, taken, inputs)
+                rest = handed(programs.fetches, _wholes(taken), inputs)
                 whole = self._checked(programs.without_batches(rest))
                 return original(context, whole.name.encode(), rest, outputs)
-            values += [ProgramInput(tensor) for tensor in taken]
-            if self._join is not None:
-                values = self._joined(self._join, programs, values)
-            program = self._checked(programs.program(values))
-            if program.on_own_rows:
-                assert self._alone is not None
-                self._alone.begins(
-                    program, lambda: programs.variables(values), self._variables
-                )
-            elif self._agree is not None and program.is_divided:
-                values, program = self._agreed(programs, values, program)
             if program.error is not None:
                 tensors = self._gathered(values)
-                own, taken = tensors[: len(inputs)], tensors[len(inputs) :]
-                rest = handed(programs.fetches, taken, own)
+                own, batches = tensors[: len(inputs)], tensors[len(inputs) :]
+                rest = handed(programs.fetches, batches, own)
                 return original(context, name, rest, outputs)
             tensors = [value.tensor for value in values]
             running: AbstractContextManager[None] = nullcontext()
@@ -215,6 +219,43 @@ class Hook:
             return result
         finally:
             self._busy.now = False
+
+    @contextmanager
+    def _as_one(self, programs: Programs, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """A context in which batches are taken and compared.
+
+        If one rank cannot compute its rows of a batch, all raise its error.
+        """
+        iterators = self._divided_inputs.of(programs.fetches, inputs)
+        try:
+            with self._together(programs.label) if iterators else nullcontext():
+                yield
+        except tf.errors.OpError as error:
+            for iterator in iterators:
+                iterator.fail(error)
+            raise
+
+    def _prepared(
+        self,
+        programs: Programs,
+        values: list[ProgramInput],
+        taken: Sequence[TakenBatch],
+    ) -> tuple[list[ProgramInput], RankProgram]:
+        """The inputs and batches with which all ranks continue, and the program."""
+        values = [*values, *(value for batch in taken for value in batch.values)]
+        if self._join is not None:
+            values = self._joined(self._join, programs, values)
+        program = self._checked(programs.program(values))
+        if program.on_own_rows:
+            assert self._alone is not None
+            self._alone.begins(
+                program, lambda: programs.variables(values), self._variables
+            )
+        elif self._agree is not None and (
+            program.is_divided or any(batch.compared is not None for batch in taken)
+        ):
+            return self._agreed(programs, values, program, taken)
+        return values, program
 
     def _variables(self) -> Sequence[Any]:
         """The ``tf.Variable`` objects of the function that is being called."""
@@ -289,21 +330,38 @@ class Hook:
         return values
 
     def _agreed(
-        self, programs: Programs, values: list[ProgramInput], program: RankProgram
+        self,
+        programs: Programs,
+        values: list[ProgramInput],
+        program: RankProgram,
+        taken: Sequence[TakenBatch],
     ) -> tuple[list[ProgramInput], RankProgram]:
         """The inputs and batches with which all ranks continue, and the program."""
         assert self._agree is not None
-        places = programs.data_places(values)
+        first = len(values) - sum(len(batch.values) for batch in taken)
+        is_compared = [True] * first
+        for batch in taken:
+            is_compared += [batch.compared is None] * len(batch.values)
+        places = [place for place in programs.data_places(values) if is_compared[place]]
         own = [values[place].tensor for place in places]
+        own += [batch.compared for batch in taken if batch.compared is not None]
         agreed = self._agree(
             programs.label, own, programs.variables(values), _words_of(program)
         )
-        for place, tensor in zip(places, agreed, strict=True):
+        # On all ranks, if on any.
+        differs = any(new is not old for new, old in zip(agreed, own, strict=True))
+        if differs and not all(is_compared):
+            whole = [batch.if_it_differs() for batch in taken]
+            values = values[:first]
+            values += (value for batch in whole for value in batch.values)
+            program = self._checked(programs.program(values))
+            return self._agreed(programs, values, program, whole)
+        for place, tensor in zip(places, agreed, strict=False):
             values[place] = ProgramInput(tensor)
         program = self._checked(programs.program(values))
         words = _words_of(program)
-        if words and any(new is not old for new, old in zip(agreed, own, strict=True)):
-            # On all ranks. Only now do all have the program for this batch.
+        if words and differs:
+            # Only now do all have the program for this batch.
             self._agree(f"{programs.label} with the chief's batch", [], [], words)
         return values, program
 
@@ -375,6 +433,10 @@ class Hook:
 
     def _new_seed(self) -> int:
         return self._seeds.getrandbits(62) + 1
+
+
+def _wholes(taken: Sequence[TakenBatch]) -> list[Tensor]:
+    return [tensor for batch in taken for tensor in batch.whole()]
 
 
 def _words_of(program: RankProgram) -> Sequence[str]:
