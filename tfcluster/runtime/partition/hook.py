@@ -224,15 +224,23 @@ class Hook:
     def _as_one(self, programs: Programs, inputs: Sequence[Tensor]) -> Iterator[None]:
         """A context in which batches are taken and compared.
 
-        If one rank cannot compute its rows of a batch, all raise its error.
+        If one rank cannot compute its rows of a batch, all raise its error. Only the
+        others may have made the function's first program, and drawn seeds for it.
         """
         iterators = self._divided_inputs.of(programs.fetches, inputs)
+        if not iterators:
+            yield
+            return
+        seeds = self._seeds.getstate() if programs.is_unused else None
         try:
-            with self._together(programs.label) if iterators else nullcontext():
+            with self._together(programs.label):
                 yield
         except tf.errors.OpError as error:
             for iterator in iterators:
                 iterator.fail(error)
+            if seeds is not None:
+                self._seeds.setstate(seeds)
+                del self._functions[programs.function.name]
             raise
 
     def _prepared(
