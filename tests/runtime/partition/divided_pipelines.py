@@ -289,11 +289,18 @@ WHOLE: dict[str, Make] = {
     ),
     "shuffle(...) comes between": lambda: lines().map(numbers).shuffle(8).batch(8),
     "cache(...) comes between": lambda: lines().map(numbers).cache().batch(8),
-    "ignoreerrors(...)": lambda: lines().map(numbers).batch(8).ignore_errors(),
-    "from cache(...)": lambda: lines().map(numbers).batch(8).cache(),
-    "from paddedbatch(...)": lambda: lines().map(numbers).padded_batch(8),
+    "ignoreerrors(...) comes after": lambda: (
+        lines().map(numbers).batch(8).ignore_errors()
+    ),
+    "cache(...) comes after": lambda: lines().map(numbers).batch(8).cache(),
+    "paddedbatch(...) returns depends on all rows": lambda: (
+        lines().map(numbers).padded_batch(8)
+    ),
     "it maps whole batches": lambda: lines().batch(8).map(tf.strings.length),
-    "no map()": lambda: tf.data.Dataset.range(9).batch(8),
+    "does not call batch()": lambda: lines().map(numbers),
+    "function of map() calls Python": lambda: (
+        lines().map(in_python).map(lambda length: length + 1).batch(8)
+    ),
     "fewer rows than there are ranks": lambda: lines().map(numbers).batch(2),
     "hold strings": lambda: lines().map(tf.strings.upper).batch(8),
     "dense tensors": lambda: (

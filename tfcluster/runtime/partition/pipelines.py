@@ -43,6 +43,7 @@ _BATCHES = ("Batch", "ParallelBatch")
 _MAPS = ("Map", "ParallelMap")
 _COUNTS = ("AssertCardinality", "Repeat", "Skip", "Take")
 """Stages that count, leave out or repeat elements, whatever these are."""
+NO_BATCHES = "it does not call batch()"
 _TRANSPARENT = ("Options", "Prefetch")
 """Stages that pass on the elements."""
 
@@ -112,7 +113,7 @@ def _divided(whole: Dataset, ranks: int) -> BatchPipeline:
     dataset, batch_stages = whole, []
     while (kind := tf_internals.kind_of(dataset)) not in _BATCHES:
         if kind not in _COUNTS and kind not in _TRANSPARENT:
-            raise _Undivided(_of_batches(kind))
+            raise _Undivided(_why_batches_are_whole(dataset))
         if kind != "Options":
             batch_stages.append(dataset)
         (dataset,) = tf_internals.inputs_of(dataset)
@@ -126,8 +127,6 @@ def _divided(whole: Dataset, ranks: int) -> BatchPipeline:
     if any(spec.dtype == tf.string for spec in _specs(elements, "batches")):
         raise _Undivided("its batches hold strings")
     source, stages, functions = _walk(elements)
-    if not any(map(_is_costly, functions)):
-        raise _Undivided("its functions do too little to be worth it")
     return BatchPipeline(
         whole=whole,
         source=source,
@@ -143,12 +142,19 @@ def _divided(whole: Dataset, ranks: int) -> BatchPipeline:
     )
 
 
-def _of_batches(kind: str) -> str:
-    """Why a stage of this kind after ``batch`` keeps a pipeline whole."""
+def _why_batches_are_whole(stage: Dataset) -> str:
+    """Why a stage that yields batches, or comes after ``batch``, needs whole ones."""
+    kind, dataset = tf_internals.kind_of(stage), stage
+    while tf_internals.kind_of(dataset) not in tf_internals.BATCHES:
+        inputs = tf_internals.inputs_of(dataset)
+        if len(inputs) != 1:
+            return NO_BATCHES
+        (dataset,) = inputs
+    if dataset is stage:
+        return f"what {kind.lower()}(...) returns depends on all rows of a batch"
     if kind in _MAPS:
         return "it maps whole batches: call map() before batch()"
-    name = kind.removesuffix("V2").lower()
-    return f"its batches come from {name}(...), not from map(...).batch(...)"
+    return f"{kind.lower()}(...) comes after batch()"
 
 
 def _walk(
@@ -163,7 +169,7 @@ def _walk(
     functions: list[Function] = []
     # Only what follows a map is taken from the source.
     dataset, source, in_source, in_stages = elements, elements, 0, 0
-    reason = "it has no map() before batch()"
+    reason = None
     while len(inputs := tf_internals.inputs_of(dataset)) == 1:
         kind = tf_internals.kind_of(dataset)
         if kind in _MAPS:
@@ -178,13 +184,15 @@ def _walk(
         elif kind in _COUNTS:
             counts.append(dataset)
         elif kind != "Options":
-            reason = f"{kind.lower()}(...) comes between map() and batch()"
+            if not functions:
+                reason = f"{kind.lower()}(...) comes between map() and batch()"
             break
         (dataset,) = inputs
         if kind in _MAPS:
             source, in_source, in_stages = dataset, len(counts), len(stages)
-    if not functions:
-        raise _Undivided(reason)
+    if not any(map(_is_costly, functions)):
+        too_little = "too little is computed before batch() to be worth it"
+        raise _Undivided(reason or too_little)
     _specs(source, "elements before map()")
     for stage in reversed(counts[:in_source]):
         source = with_stage(stage, source)

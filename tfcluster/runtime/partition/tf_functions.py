@@ -341,6 +341,7 @@ def iterator_over(dataset: Dataset) -> OwnedIterator:
     return owned
 
 
-def resource_of(iterator: OwnedIterator) -> Tensor:
+def resource_of(iterator: Any) -> Tensor:
     """The resource of an iterator over a dataset: what a function gets of it."""
-    return iterator._iterator_resource
+    owned: OwnedIterator = iterator
+    return owned._iterator_resource
