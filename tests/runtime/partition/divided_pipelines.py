@@ -178,7 +178,7 @@ def scaled(factor: Any) -> Dataset:
 def looked_up(words: Sequence[str]) -> Dataset:
     initial = tf.lookup.KeyValueTensorInitializer(list(words), list(range(len(words))))
     table = tf.lookup.StaticHashTable(initial, -1)
-    return lines().map(table.lookup).batch(8)
+    return lines().map(lambda line: (table.lookup(line), numbers(line))).batch(8)
 
 
 @pytest.mark.parametrize(

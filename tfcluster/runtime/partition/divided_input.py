@@ -265,7 +265,8 @@ class PartIterator:
             return pipeline.compute_whole(elements)
 
         if self._differs:
-            return TakenBatch([ProgramInput(tensor) for tensor in compute_whole()])
+            whole = [ProgramInput(tensor) for tensor in compute_whole()]
+            return TakenBatch(whole, iterator=self)
         results = np.zeros(_CHECKSUM_BYTES, np.uint8)
         if not pipeline.is_checked:
             pipeline.is_checked = True

@@ -260,7 +260,7 @@ class Hook:
                 program, lambda: programs.variables(values), self._variables
             )
         elif self._agree is not None and (
-            program.is_divided or any(batch.compared is not None for batch in taken)
+            program.is_divided or any(batch.iterator is not None for batch in taken)
         ):
             return self._agreed(programs, values, program, taken)
         return values, program
