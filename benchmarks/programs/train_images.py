@@ -1,4 +1,6 @@
-"""Trains a small model on JPEG images that a pipeline decodes; prints s per epoch.
+"""Trains a small model on JPEG images that a pipeline decodes.
+
+Prints how long an epoch takes, and the CPU time of the first rank in it, in seconds.
 
 ``argv`` may contain ``strings``: then the pipeline parses lines of numbers. With
 ``whole``, its function draws a random number, so that ranks cannot divide it. Each rank
@@ -11,6 +13,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +26,7 @@ import tensorflow as tf  # noqa: E402
 
 from benchmarks.programs.epoch_clock import EpochClock  # noqa: E402
 
-BATCH, STEPS, EPOCHS = 64, 12, 4
+BATCH, STEPS, EPOCHS = 64, 12, 3
 SIDE, PIXELS, NUMBERS = 512, 64, 400
 
 
@@ -63,8 +66,12 @@ layers = [keras.layers.Flatten(), keras.layers.Dense(10)]
 model = keras.Sequential([keras.Input(shape), *layers])
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.SGD(0.01), loss)
+batches = dataset.batch(BATCH).prefetch(2)
+model.fit(batches, verbose=0)
 clock = EpochClock(STEPS)
-model.fit(dataset.batch(BATCH).prefetch(2), epochs=EPOCHS, verbose=0, callbacks=[clock])
+cpu_s = time.process_time()
+model.fit(batches, epochs=EPOCHS, verbose=0, callbacks=[clock])
+cpu_s = time.process_time() - cpu_s
 if RANK == 0:
-    found = {"epoch": STEPS * statistics.median(clock.times[1:])}
+    found = {"epoch": STEPS * statistics.median(clock.times), "cpu": cpu_s / EPOCHS}
     print("TIMES", json.dumps(found), flush=True)

@@ -30,9 +30,16 @@ from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.partition.programs import ProgramInput, RowPart
 from tfcluster.runtime.partition.taken_batches import TakenElement
 from tfcluster.runtime.partition.tf_functions import OwnedIterator
-from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
+from tfcluster.runtime.tensor_types import (
+    ConcreteFunction,
+    Dataset,
+    Nest,
+    Tensor,
+)
 
 _CHECKSUM_BYTES = 8
+_ENDLESS = 1 << 62
+"""More batches than there are."""
 
 
 @dataclass(slots=True)
@@ -126,6 +133,7 @@ class DividedPipeline:
         ]
         """Those of a batch of the source."""
         self._dataset: Dataset | None = None
+        self._readers: tuple[ConcreteFunction, ...] | None = None
         self._compute = tf.function(
             self._whole_batch, input_signature=self._specs, autograph=False
         )
@@ -145,16 +153,19 @@ class DividedPipeline:
         """A batch, from its elements before the functions."""
         return list(self._compute(*elements))
 
-    def read(self, record: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The elements of a batch before the functions, and their checksum."""
+    def read(self, records: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The elements of a batch before the functions, and their checksum.
+
+        ``records`` has the batch's record once for each row of the part.
+        """
         kinds = _kinds([*self._specs, tf.TensorSpec([_CHECKSUM_BYTES], tf.uint8)])
-        *elements, checksum = tf.raw_ops.OptionalGetValue(optional=record, **kinds)
+        *elements, checksum = tf.raw_ops.OptionalGetValue(optional=records[0], **kinds)
         return elements, checksum
 
     # --- datasets ---------------------------------------------------------------------
 
     def _parts(self) -> Dataset:
-        """The parts of the tensors of each batch, and its record."""
+        """The parts of the tensors of each batch, and its record for each row."""
         pipeline, split = self._pipeline, self._split
         size, drops = pipeline.batch_size, pipeline.drops_remainder
         can_divide = tf.constant(self.can_divide)
@@ -178,7 +189,6 @@ class DividedPipeline:
             drop_remainder=drops,
             num_parallel_calls=pipeline.parallel_batches,
         )
-        parts = parts.map(_with_first_record)
         for stage in pipeline.batch_stages:
             parts = with_stage(stage, parts)
         return parts.with_options(pipeline.whole.options())
@@ -205,39 +215,69 @@ class DividedPipeline:
         return batch
 
     def _whole_batches(self, parts: OwnedIterator) -> Dataset:
-        """The whole batches of which an iterator yields parts and records."""
-        assert self._dataset is not None
+        """The whole batches of which an iterator yields parts and records.
+
+        Only ops, since the functions would be traced again in each pass.
+        """
+        if self._readers is None:
+            self._readers = self._traced_readers()
+        take, is_there, whole = self._readers
         resource = tf_functions.resource_of(parts)
+        optional: dict[str, Any] = {"output_types": [tf.variant], "output_shapes": [[]]}
         spec = self._pipeline.whole.element_spec
-        kinds = _kinds(tf.nest.flatten(self._dataset.element_spec))
-
-        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-        def taken(_: Tensor) -> Tensor:
-            return tf.raw_ops.IteratorGetNextAsOptional(iterator=resource, **kinds)
-
-        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-        def is_there(optional: Tensor) -> Tensor:
-            return tf.raw_ops.OptionalHasValue(optional=optional)
-
-        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-        def whole(optional: Tensor) -> Dataset:
-            *_, record = tf.raw_ops.OptionalGetValue(optional=optional, **kinds)
-            return self._whole_of(self.read(record)[0])
-
-        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-        def packed(*batch: Tensor) -> Nest:
-            shapes = (component.shape for component in tf.nest.flatten(spec))
-            pairs = zip(batch, shapes, strict=True)
-            return tf.nest.pack_sequence_as(spec, [tf.ensure_shape(*p) for p in pairs])
-
-        counter = tf.data.Dataset.counter()
-        optionals = counter.map(taken).take_while(is_there)
-        batches: Dataset = optionals.flat_map(whole).map(packed)
+        optionals = tf.raw_ops.MapDataset(
+            input_dataset=tf.data.experimental.to_variant(
+                tf.data.Dataset.range(_ENDLESS)
+            ),
+            other_arguments=[resource],
+            f=take,
+            **optional,
+        )
+        there = tf.raw_ops.TakeWhileDataset(
+            input_dataset=optionals, other_arguments=[], predicate=is_there, **optional
+        )
+        batches = tf.raw_ops.FlatMapDataset(
+            input_dataset=there,
+            other_arguments=whole.captured_inputs,
+            f=whole,
+            **_kinds(tf.nest.flatten(spec)),
+        )
         options = tf.data.Options()
         # It must take no batch that nobody has asked for.
         options.autotune.enabled = False
         options.experimental_optimization.inject_prefetch = False
-        return batches.with_options(options)
+        # Each pass would cost that time, and few batches are taken so.
+        options.experimental_optimization.apply_default_optimizations = False
+        dataset: Dataset = tf.data.experimental.from_variant(batches, spec)
+        return dataset.with_options(options)
+
+    def _traced_readers(self) -> tuple[ConcreteFunction, ...]:
+        """Functions of the next optional, whether it has a value, and its batch."""
+        assert self._dataset is not None
+        kinds = _kinds(tf.nest.flatten(self._dataset.element_spec))
+        optional = tf.TensorSpec([], tf.variant)
+
+        def take(_: Tensor, iterator: Tensor) -> Tensor:
+            return tf.raw_ops.IteratorGetNextAsOptional(iterator=iterator, **kinds)
+
+        def is_there(optional: Tensor) -> Tensor:
+            return tf.raw_ops.OptionalHasValue(optional=optional)
+
+        def whole(optional: Tensor) -> Tensor:
+            *_, records = tf.raw_ops.OptionalGetValue(optional=optional, **kinds)
+            return tf.data.experimental.to_variant(
+                self._whole_of(self.read(records)[0])
+            )
+
+        scalars = [tf.TensorSpec([], dtype) for dtype in (tf.int64, tf.resource)]
+        return tuple(
+            tf.function(function, autograph=False).get_concrete_function(*specs)
+            for function, specs in (
+                (take, scalars),
+                (is_there, [optional]),
+                (whole, [optional]),
+            )
+        )
 
 
 class PartIterator:
@@ -257,8 +297,8 @@ class PartIterator:
         if self._error is not None:
             raise self._error
         pipeline = self._pipeline
-        *own, record = self.iterator.get_next()
-        elements, checksum = pipeline.read(record)
+        *own, records = self.iterator.get_next()
+        elements, checksum = pipeline.read(records)
         rows = int(elements[0].shape[0])
 
         def compute_whole() -> list[Tensor]:
@@ -308,12 +348,6 @@ def _wrapped(*element: Nest) -> tuple[Tensor, Tensor]:
     """An element of any shapes as a variant, and its checksum."""
     tensors = tf.nest.flatten(element)
     return _optional(tensors), _checksum(*tensors)
-
-
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def _with_first_record(*batch: Tensor) -> tuple[Tensor, ...]:
-    *parts, records = batch
-    return (*parts, records[0])
 
 
 def _function_of(
