@@ -120,7 +120,7 @@ class WholeOps(TypedDict):
     line: Annotated[str | None, "FILE:LINE:FUNCTION in the script."]
 
 
-class ReadPipeline(TypedDict):
+class ExplainedPipeline(TypedDict):
     """A tf.data pipeline from which a function takes its batches."""
 
     divided: Annotated[bool, "Whether each rank computes its own rows only."]
@@ -148,7 +148,7 @@ class ExplainedFunction(TypedDict):
         "costly first.",
     ]
     pipelines: Annotated[
-        list[ReadPipeline], "The datasets that it reads batch by batch."
+        list[ExplainedPipeline], "The datasets that it reads batch by batch."
     ]
     error: Annotated[str | None, "Why the function could not be divided at all."]
 
