@@ -257,7 +257,7 @@ class DividedPipeline:
         kinds = _kinds(tf.nest.flatten(self._dataset.element_spec))
         optional = tf.TensorSpec([], tf.variant)
 
-        def take(_: Tensor, iterator: Tensor) -> Tensor:
+        def take(number: Tensor, iterator: Tensor) -> Tensor:
             return tf.raw_ops.IteratorGetNextAsOptional(iterator=iterator, **kinds)
 
         def is_there(optional: Tensor) -> Tensor:
