@@ -168,3 +168,40 @@ def test_usage(cluster: Cluster) -> None:
         done = cluster.command("explain", *words)
         assert done.returncode in (2, 4)
         assert said in done.stderr
+
+
+PIPELINES = """
+import keras, tensorflow as tf
+
+def parsed(line):
+    return tf.ensure_shape(tf.strings.to_number(tf.strings.split(line, ",")), [3])
+
+lines = tf.data.Dataset.from_tensor_slices(["1,2,3"] * 16)
+
+def evaluated(name, dataset):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3)], name=name)
+    model.compile("sgd", "mse")
+    model.evaluate(dataset.map(lambda x: (x, x)).batch(8), verbose=0)
+
+evaluated("divided", lines.map(parsed))
+evaluated("shuffled", lines.map(parsed).map(lambda x: x + tf.random.normal([3])))
+
+@tf.function
+def step(batches):
+    return tf.reduce_sum(next(batches))
+
+step(iter(lines.map(parsed).batch(8)))
+keras.Sequential([keras.layers.Dense(1)]).predict(tf.ones((8, 3)), verbose=0)
+"""
+
+
+def test_each_pipeline_with_why_it_is_whole(cluster: Cluster) -> None:
+    found, _ = explained(cluster, PIPELINES, "-n", "2")
+    pipelines = [
+        each for function in found["functions"] for each in function["pipelines"]
+    ]
+    assert {"divided": True, "reason": None} in pipelines
+    reasons = sorted(each["reason"] for each in pipelines if not each["divided"])
+    assert len(reasons) == 2
+    assert reasons[0].startswith("only the datasets of fit, evaluate and predict")
+    assert "draws random numbers" in reasons[1]

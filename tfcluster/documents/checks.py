@@ -204,6 +204,13 @@ class WholeOps(TypedDict):
     line: Annotated[str | None, "FILE:LINE:FUNCTION in the script."]
 
 
+class ExplainedPipeline(TypedDict):
+    """A tf.data pipeline from which a function takes its batches."""
+
+    divided: Annotated[bool, "Whether each rank computes its own rows only."]
+    reason: Annotated[str | None, "Why every rank computes whole batches."]
+
+
 class ExplainedFunction(TypedDict):
     """A function of a program."""
 
@@ -223,6 +230,9 @@ class ExplainedFunction(TypedDict):
         list[WholeOps],
         "Ops that every rank computes whole though their inputs have rows, the most "
         "costly first.",
+    ]
+    pipelines: Annotated[
+        list[ExplainedPipeline], "The datasets that it reads batch by batch."
     ]
     error: Annotated[str | None, "Why the function could not be divided at all."]
 

@@ -193,11 +193,30 @@ class Variable(Protocol):
     def numpy(self) -> Any: ...
 
 
+class ConcreteFunction(Protocol):
+    """A function that was traced for arguments of certain types."""
+
+    name: bytes
+    captured_inputs: Sequence[Tensor]
+
+    def __call__(self, *args: Tensor) -> Sequence[Tensor]: ...
+
+
 class Dataset(Protocol):
     """A ``tf.data.Dataset``. Its elements are nested structures of tensors."""
 
     _variant_tensor: Tensor
     element_spec: Nest
+
+    # Only some kinds have these.
+    _batch_size: Tensor
+    _buffer_size: Tensor
+    _count: Tensor
+    _deterministic: str
+    _drop_remainder: Tensor
+    _map_func: Any
+    _num_parallel_calls: Tensor
+    _preserve_cardinality: bool
 
     def _inputs(self) -> Sequence[Dataset]: ...
 
@@ -221,12 +240,32 @@ class Dataset(Protocol):
 
     def flat_map(self, map_func: Callable[..., Dataset]) -> Dataset: ...
 
-    def map(self, map_func: Callable[..., Nest]) -> Dataset: ...
+    def batch(
+        self,
+        batch_size: int | Tensor,
+        *,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+    ) -> Dataset: ...
+
+    def get_single_element(self) -> Any: ...
+
+    def map(
+        self, map_func: Callable[..., Nest], num_parallel_calls: int | None = None
+    ) -> Dataset: ...
 
     def prefetch(self, buffer_size: int) -> Dataset: ...
+
+    def repeat(self, count: int) -> Dataset: ...
 
     def scan(self, initial_state: Nest, scan_func: Callable[..., Nest]) -> Dataset: ...
 
     def shard(self, num_shards: int, index: int) -> Dataset: ...
 
+    def skip(self, count: int) -> Dataset: ...
+
+    def take(self, count: int) -> Dataset: ...
+
     def take_while(self, predicate: Callable[..., Tensor]) -> Dataset: ...
+
+    def unbatch(self) -> Dataset: ...

@@ -56,13 +56,13 @@ NAMES_WITHOUT_KERAS = (
         "tensorflow.python.autograph.impl.api", "errors of exchanges", "StagingError"
     ),
     *names("tensorflow.__internal__", "a program's own exchanges", "EagerTensor"),
+    *names(_DATASET, _LOOPS, "_inputs"),
 )
 """Names that ``exchange``, ``parameter_server`` and ``collective.transports`` need,
 with or without the hooks on Keras."""
 
 NAMES = (
     *NAMES_WITHOUT_KERAS,
-    *names(_DATASET, _LOOPS, "_inputs"),
     PrivateName(
         _DATASET, "_inputs", _DATA, overridden_in="keras.data.data_service_hooks"
     ),

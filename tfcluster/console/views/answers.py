@@ -134,6 +134,7 @@ def explanation_lines(answer: Mapping[str, Any], *, brief: bool = False) -> list
         for function in divisible
         if function["rows"] is None and not answer["mostly_whole"]
     ]
+    shown += _pipelines(divisible)
     for function in divisible:
         shown += _exchanged(function) + _whole(function)
     others = [function for function in functions if function not in divisible]
@@ -144,6 +145,20 @@ def explanation_lines(answer: Mapping[str, Any], *, brief: bool = False) -> list
     if without:
         shown += ["", f"Without a batch, computed by every rank: {', '.join(without)}"]
     return shown
+
+
+def _pipelines(functions: Sequence[Function]) -> list[str]:
+    rows = [
+        (
+            function["name"],
+            "own rows" if pipeline["divided"] else "whole batches",
+            pipeline["reason"] or "",
+        )
+        for function in functions
+        for pipeline in function["pipelines"]
+    ]
+    title = "What a rank computes of the datasets that functions read"
+    return _first(rows, ("function", "computes", "reason"), title)
 
 
 def _exchanged(function: Function) -> list[str]:

@@ -134,10 +134,10 @@ class Model(Layer, Protocol):
     """An ``Optimizer``, or None before ``compile``."""
     compiled: bool
     jit_compile: bool
+    run_eagerly: bool
     train_function: object | None
     test_function: object | None
     predict_function: Callable[[Any], Any] | None
-    run_eagerly: bool
     _initial_epoch: int | None
     metrics: list[Metric]
 
@@ -180,6 +180,7 @@ class EpochIterator(Protocol):
 
     data_adapter: DataAdapter
     steps_per_epoch: int | None
+    steps_per_execution: int
     _distributed_dataset: Dataset
 
 

@@ -17,7 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.protocol.wire import loads
-from tfcluster.runtime.collective import Group, Signature, tensor_words
+from tfcluster.runtime.collective import (
+    CollectiveMismatchError,
+    Group,
+    Signature,
+    tensor_words,
+)
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.partition.host_rows import gathered
 from tfcluster.runtime.partition.placement import Shard
@@ -64,6 +69,7 @@ class Agreement:
         what ``Group.exchange`` raises.
         """
         arrays = [np.asarray(tensor) for tensor in inputs]
+        place = self.variables.place(program)
         compared = self.variables.due(program, variables)
         words = tuple(exchanges)
         # One number for two things: if it differs, the ranks look which of them does.
@@ -71,13 +77,17 @@ class Agreement:
         note = struct.pack("<II", _digest(arrays), rest)
         chief_arrays: list[Array] | None = None
         signature = self._signature(program, variables)
-        with self._group.exchange(signature, note=note) as call:
-            of_inputs, of_rest = zip(
-                *(struct.unpack("<II", note) for note in call.notes), strict=True
-            )
-            if len(set(of_inputs)) > 1:
-                data = call.transport.broadcast(_packed(arrays), _CHIEF)
-                chief_arrays = _unpacked(data)
+        try:
+            with self._group.exchange(signature, note=note) as call:
+                of_inputs, of_rest = zip(
+                    *(struct.unpack("<II", note) for note in call.notes), strict=True
+                )
+                if len(set(of_inputs)) > 1:
+                    data = call.transport.broadcast(_packed(arrays), _CHIEF)
+                    chief_arrays = _unpacked(data)
+        except CollectiveMismatchError:
+            self.variables.go_back(program, place)
+            raise
         differ = len(set(of_rest)) > 1
         if differ and chief_arrays is None:
             with self._group.exchange(Signature(f"exchanges of {program}", words)):

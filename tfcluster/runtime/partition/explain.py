@@ -71,6 +71,16 @@ class WholeRun:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadPipeline:
+    """A dataset from which a function takes its batches."""
+
+    divided: bool
+    """Whether each rank computes its own rows only."""
+    reason: str | None
+    """Why every rank computes whole batches."""
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionReport:
     """What happens to a function, for inputs of certain shapes."""
 
@@ -88,6 +98,7 @@ class FunctionReport:
     """The largest first."""
     whole: Sequence[WholeRun] = ()
     """The most costly first."""
+    pipelines: Sequence[ReadPipeline] = ()
     error: str | None = None
     """Why the function could not be divided at all."""
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.divided_input import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
 from tfcluster.runtime.partition.functions import (
@@ -64,6 +65,10 @@ def at_once(label: str, written: Written) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+Together = Callable[[str], AbstractContextManager[None]]
+"""A context in which an error of one rank is that of all; see ``op_runs.Failures``."""
+
+
 class Alone(Protocol):
     """What happens around steps of ranks that train on their own rows."""
 
@@ -105,6 +110,8 @@ class Hook:
         is_paused: Callable[[], bool] = lambda: False,
         ran: Callable[[RankProgram], None] = lambda program: None,
         running: Running = at_once,
+        together: Together = lambda label: nullcontext(),
+        divided_inputs: DividedInputs | None = None,
         variable_names: VariableNames = dict,
         alone: Alone | None = None,
         divided: DividedVariables | None = None,
@@ -121,6 +128,8 @@ class Hook:
         self._is_paused = is_paused
         self._ran = ran
         self._running = running
+        self._together = together
+        self._divided_inputs = divided_inputs or DividedInputs()
         self._variable_names = variable_names
         self._functions: dict[str, Programs | None] = {}
         self._busy = threading.local()
@@ -185,33 +194,26 @@ class Hook:
             if programs is None:
                 whole_inputs = self._gathered(values)
                 return original(context, name, whole_inputs, outputs)
-            taken: list[Tensor] = []
-            try:
-                for fetch in programs.fetches:
-                    taken += fetch.next(inputs)
-            except tf.errors.OutOfRangeError:
+            taken: list[TakenBatch] = []
+            has_ended = False
+            with self._as_one(programs, inputs):
+                try:
+                    for fetch in programs.fetches:
+                        taken.append(self._divided_inputs.take(fetch, inputs))
+                except tf.errors.OutOfRangeError:
+                    has_ended = True
+                else:
+                    values, program = self._prepared(programs, values, taken)
+            if has_ended:
                 # The function itself does what does not wait for the batch.
-                rest = handed(programs.fetches, taken, inputs)
+                rest = handed(programs.fetches, _wholes(taken), inputs)
                 whole = self._checked(programs.without_batches(rest))
                 self._make_whole(rest)
                 return original(context, whole.name.encode(), rest, outputs)
-            values += [ProgramInput(tensor) for tensor in taken]
-            if self._join is not None:
-                values = self._joined(self._join, programs, values)
-            program = self._checked(
-                programs.program(values, keeps_parts=self._keeps_parts)
-            )
-            if program.on_own_rows:
-                assert self._alone is not None
-                self._alone.begins(
-                    program, lambda: programs.variables(values), self._variables
-                )
-            elif self._agree is not None and program.is_divided:
-                values, program = self._agreed(programs, values, program)
             if program.error is not None:
                 tensors = self._gathered(values)
-                own, taken = tensors[: len(inputs)], tensors[len(inputs) :]
-                rest = handed(programs.fetches, taken, own)
+                own, batches = tensors[: len(inputs)], tensors[len(inputs) :]
+                rest = handed(programs.fetches, batches, own)
                 return original(context, name, rest, outputs)
             tensors = [value.tensor for value in values]
             running: AbstractContextManager[None] = nullcontext()
@@ -241,6 +243,51 @@ class Hook:
 
         with self._divided.held_as(tensors, program.variables, names) as held:
             yield held
+
+    @contextmanager
+    def _as_one(self, programs: Programs, inputs: Sequence[Tensor]) -> Iterator[None]:
+        """A context in which batches are taken and compared.
+
+        If one rank cannot compute its rows of a batch, all raise its error. Only the
+        others may have made the function's first program, and drawn seeds for it.
+        """
+        iterators = self._divided_inputs.of(programs.fetches, inputs)
+        if not iterators:
+            yield
+            return
+        seeds = self._seeds.getstate() if programs.is_unused else None
+        try:
+            with self._together(programs.label):
+                yield
+        except tf.errors.OpError as error:
+            for iterator in iterators:
+                iterator.fail(error)
+            if seeds is not None:
+                self._seeds.setstate(seeds)
+                del self._functions[programs.function.name]
+            raise
+
+    def _prepared(
+        self,
+        programs: Programs,
+        values: list[ProgramInput],
+        taken: Sequence[TakenBatch],
+    ) -> tuple[list[ProgramInput], RankProgram]:
+        """The inputs and batches with which all ranks continue, and the program."""
+        values = [*values, *(value for batch in taken for value in batch.values)]
+        if self._join is not None:
+            values = self._joined(self._join, programs, values)
+        program = self._program(programs, values)
+        if program.on_own_rows:
+            assert self._alone is not None
+            self._alone.begins(
+                program, lambda: programs.variables(values), self._variables
+            )
+        elif self._agree is not None and (
+            program.is_divided or any(batch.iterator is not None for batch in taken)
+        ):
+            return self._agreed(programs, values, program, taken)
+        return values, program
 
     def _variables(self) -> Sequence[Any]:
         """The ``tf.Variable`` objects of the function that is being called."""
@@ -339,21 +386,40 @@ class Hook:
         return values
 
     def _agreed(
-        self, programs: Programs, values: list[ProgramInput], program: RankProgram
+        self,
+        programs: Programs,
+        values: list[ProgramInput],
+        program: RankProgram,
+        taken: Sequence[TakenBatch],
     ) -> tuple[list[ProgramInput], RankProgram]:
         """The inputs and batches with which all ranks continue, and the program."""
         assert self._agree is not None
-        places = programs.data_places(values)
+        first = len(values) - sum(len(batch.values) for batch in taken)
+        is_compared = [True] * first
+        for batch in taken:
+            is_compared += [batch.compared is None] * len(batch.values)
+        places = [place for place in programs.data_places(values) if is_compared[place]]
         own = [values[place].tensor for place in places]
+        own += [batch.compared for batch in taken if batch.compared is not None]
         agreed = self._agree(
             programs.label, own, programs.variables(values), _words_of(program)
         )
-        for place, tensor in zip(places, agreed, strict=True):
+        # On all ranks, if on any.
+        differs = any(new is not old for new, old in zip(agreed, own, strict=True))
+        if differs and not all(is_compared):
+            whole = [batch.if_it_differs() for batch in taken]
+            values = values[:first]
+            values += (value for batch in whole for value in batch.values)
+            program = self._checked(
+                programs.program(values, keeps_parts=self._keeps_parts)
+            )
+            return self._agreed(programs, values, program, whole)
+        for place, tensor in zip(places, agreed, strict=False):
             values[place] = ProgramInput(tensor)
-        program = self._checked(programs.program(values, keeps_parts=self._keeps_parts))
+        program = self._program(programs, values)
         words = _words_of(program)
-        if words and any(new is not old for new, old in zip(agreed, own, strict=True)):
-            # On all ranks. Only now do all have the program for this batch.
+        if words and differs:
+            # Only now do all have the program for this batch.
             self._agree(f"{programs.label} with the chief's batch", [], [], words)
         return values, program
 
@@ -412,6 +478,13 @@ class Hook:
         visible: int | None = getattr(self._busy, "visible", None)
         return visible
 
+    def _program(
+        self, programs: Programs, values: Sequence[ProgramInput]
+    ) -> RankProgram:
+        """The program for inputs and batches, checked."""
+        keeps_parts = self._keeps_parts
+        return self._checked(programs.program(values, keeps_parts=keeps_parts))
+
     def _checked(self, program: RankProgram) -> RankProgram:
         """The program, noted; raises why there is none if the hook is strict."""
         if program.error is not None and self._strict:
@@ -443,6 +516,10 @@ def _left_by_xla(program: RankProgram) -> str:
         f"{program.label} runs without XLA in part, though jit_compile is set: "
         f"{first.node.type}{place}{more}: {first.reason}"
     )
+
+
+def _wholes(taken: Sequence[TakenBatch]) -> list[Tensor]:
+    return [tensor for batch in taken for tensor in batch.whole()]
 
 
 def _words_of(program: RankProgram) -> Sequence[str]:

@@ -235,14 +235,21 @@ class Failures:
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    @contextmanager
-    def running(self, label: str, written: Written) -> Iterator[None]:
+    def running(self, label: str, written: Written) -> AbstractContextManager[None]:
         """See ``hook.Running``. Raises the first rank's error, if there are any."""
+        return self.together(label) if written.exchanges else nullcontext()
+
+    @contextmanager
+    def together(self, label: str) -> Iterator[None]:
+        """A context in which ranks exchange, and one may fail.
+
+        Raises the first rank's error on all ranks, if there are any.
+        """
         before = self._group.mismatch
         try:
             yield
         except (tf.errors.OpError, CollectiveMismatchError) as error:
-            if not written.exchanges or self._group.failure is not None:
+            if self._group.failure is not None:
                 raise
             first_error = self._firsts(label, error, before)
             if first_error is None:

@@ -176,6 +176,11 @@ class Programs:
         share."""
         return _TRACE.sub("", self.function.name)
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether no program was made yet."""
+        return not self._programs and self._without_batches is None
+
     def _note_size(self, size: Array) -> list[Array]:
         if self._taken_rows is None and int(size) >= self._ranks.size:
             self._taken_rows = int(size)

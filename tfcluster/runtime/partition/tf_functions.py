@@ -1,4 +1,4 @@
-"""TensorFlow's functions: their definitions, calls and ops, by names that may change.
+"""TensorFlow's functions, ops and datasets, by names that may change.
 
 All of TensorFlow's non-public parts that the partition uses. ``NAMES`` says for each
 name which feature needs it.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tfcluster.runtime import contract
-from tfcluster.runtime.contract import names
+from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime.contract import PrivateName, names
 
 if TYPE_CHECKING:
     from tfcluster.runtime.tensor_types import (
         Array,
+        ConcreteFunction,
+        Dataset,
         DType,
         Graph,
         Operation,
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     )
 
 _PARTITION = "dividing functions among the ranks"
+_PIPELINES = "dividing pipelines of tf.data among the ranks"
+_BATCH = ("_batch_size", "_drop_remainder")
+_MAP = ("_map_func", "_preserve_cardinality")
+_PARALLEL = ("_num_parallel_calls", "_deterministic")
+_IN_PARALLEL = "Parallel"
+"""The beginning of kinds of datasets that call functions in parallel."""
 _CONTEXT = "tensorflow.python.eager.context.Context"
 
 NAMES = (
@@ -58,6 +66,30 @@ NAMES = (
         "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable.__init__",
         _PARTITION,
         "_handle",
+    ),
+    *(
+        PrivateName(f"tensorflow.python.data.ops.{where}.__init__", name, _PIPELINES)
+        for where, own in (
+            ("batch_op._BatchDataset", _BATCH),
+            ("batch_op._ParallelBatchDataset", (*_BATCH, *_PARALLEL)),
+            ("map_op._MapDataset", _MAP),
+            ("map_op._ParallelMapDataset", (*_MAP, *_PARALLEL)),
+            ("prefetch_op._PrefetchDataset", ("_buffer_size",)),
+            ("repeat_op._RepeatDataset", ("_count",)),
+            ("skip_op._SkipDataset", ("_count",)),
+            ("take_op._TakeDataset", ("_count",)),
+        )
+        for name in own
+    ),
+    *names(
+        "tensorflow.python.data.ops.structured_function.StructuredFunctionWrapper",
+        _PIPELINES,
+        "function",
+    ),
+    *names(
+        "tensorflow.python.data.ops.iterator_ops.OwnedIterator._create_iterator",
+        _PIPELINES,
+        "_iterator_resource",
     ),
 )
 
@@ -335,3 +367,69 @@ def _register_xla_kernels(device: str) -> None:
     empty.signature.name = unique_name("tfcluster_empty")
     register(empty)
     lower_by_xla(empty.signature.name, [], [], device)
+
+
+# --- datasets -------------------------------------------------------------------------
+
+
+class OwnedIterator(Protocol):
+    """An iterator over a dataset."""
+
+    _iterator_resource: Tensor
+
+    def __iter__(self) -> OwnedIterator: ...
+
+    def __next__(self) -> Any: ...
+
+    def get_next(self) -> Any: ...
+
+
+def count_of(dataset: Dataset) -> int:
+    """The argument of the ``repeat``, ``take`` or ``skip`` that made a dataset."""
+    return int(dataset._count)
+
+
+def buffer_size_of(dataset: Dataset) -> int:
+    """The argument of the ``prefetch`` that made a dataset."""
+    return int(dataset._buffer_size)
+
+
+def batch_size_of(dataset: Dataset) -> tuple[int, bool]:
+    """The size, and whether a smaller last batch is dropped, of what ``batch`` made."""
+    return int(dataset._batch_size), bool(dataset._drop_remainder)
+
+
+def parallel_calls_of(dataset: Dataset) -> int | None:
+    """``num_parallel_calls`` of the ``map`` or ``batch`` that made a dataset."""
+    if not tf_internals.kind_of(dataset).startswith(_IN_PARALLEL):
+        return None
+    return int(dataset._num_parallel_calls)
+
+
+def keeps_order(dataset: Dataset) -> bool:
+    """Whether the ``map`` or ``batch`` that made a dataset must keep the order."""
+    is_parallel = tf_internals.kind_of(dataset).startswith(_IN_PARALLEL)
+    return not is_parallel or dataset._deterministic != "false"
+
+
+def map_function_of(dataset: Dataset) -> ConcreteFunction | None:
+    """The function of the ``map`` that made a dataset, whose arguments are flat.
+
+    None for a function of TensorFlow 1, and one that may end the data.
+    """
+    function = dataset._map_func.function
+    is_concrete = hasattr(function, "captured_inputs")
+    return function if is_concrete and dataset._preserve_cardinality else None
+
+
+def iterator_over(dataset: Dataset) -> OwnedIterator:
+    """A new iterator over a dataset, outside of functions."""
+    iterator: Any = iter(dataset)
+    owned: OwnedIterator = iterator
+    return owned
+
+
+def resource_of(iterator: Any) -> Tensor:
+    """The resource of an iterator over a dataset: what a function gets of it."""
+    owned: OwnedIterator = iterator
+    return owned._iterator_resource

@@ -142,6 +142,14 @@ class VariableCheck:
         self._next[program] = turn
         return due
 
+    def place(self, program: str) -> tuple[int, int]:
+        """Where a program is in its comparisons, for ``go_back``."""
+        return self._calls[program], self._next[program]
+
+    def go_back(self, program: str, place: tuple[int, int]) -> None:
+        """Forget the calls of ``due`` since then: another rank has not called it."""
+        self._calls[program], self._next[program] = place
+
     def new(self, variables: Sequence[Watched]) -> list[Watched]:
         """The variables that were never compared."""
         return [variable for variable in variables if self._is_new(variable.handle)]

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.exchange import BUCKET_BYTES, ExchangeRequest
-from tfcluster.runtime.partition.explain import FunctionReport, explained
+from tfcluster.runtime.partition.explain import (
+    FunctionReport,
+    ReadPipeline,
+    explained,
+)
 from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
+from tfcluster.runtime.partition.pipelines import NO_BATCHES, divided
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import ProgramInput, Programs, RankProgram
-from tfcluster.runtime.partition.taken_batches import handed
+from tfcluster.runtime.partition.taken_batches import TakenElement, handed
 from tfcluster.runtime.partition.writer import OpWriter, Ref
-from tfcluster.runtime.tensor_types import Tensor
+from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
 
 _MOST_STEPS = 8
 """Of a function that trains and whose batches have another shape in each step."""
@@ -39,6 +48,9 @@ class ExplainHook(Hook):
         super().__init__(Ranks(size, (0,)), lambda label: _UnusedExchanger())
         self.functions: list[FunctionReport] = []
         """What was found out about each of ``programs``."""
+        self._datasets: dict[int, tuple[object, Dataset, bool]] = {}
+        """By the ``id`` of the resource of an iterator: with a reference that ends the
+        entry, its dataset, and whether Keras reads it."""
         self._steps: dict[str, int] = {}
         """How often functions that train were called, by their labels."""
 
@@ -82,12 +94,47 @@ class ExplainHook(Hook):
             if program not in self.programs:
                 self.programs.append(program)
                 # Now, since TensorFlow forgets the lines with the function.
-                self.functions.append(explained(program))
+                pipelines = self._pipelines(programs.fetches, inputs)
+                report = replace(explained(program), pipelines=pipelines)
+                self.functions.append(report)
             for index, part in program.parts.items():
                 self._note_part(result[index], part)
             return result
         finally:
             self._busy.now = False
+
+    def iterate(
+        self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset
+    ) -> Iterator[Nest]:
+        """Create an iterator over ``dataset``, and note whose it is."""
+        iterator = original(dataset)
+        if tf.executing_eagerly():
+            resource = tf_functions.resource_of(iterator)
+            key, datasets = id(resource), self._datasets
+            ends = weakref.ref(resource, lambda _: datasets.pop(key, None))
+            datasets[key] = ends, dataset, _is_called_by_keras()
+        return iterator
+
+    def _pipelines(
+        self, fetches: Sequence[TakenElement], inputs: Sequence[Tensor]
+    ) -> list[ReadPipeline]:
+        """The datasets from which a function with these inputs takes batches."""
+        read = []
+        taken = {id(inputs[fetch.iterator]) for fetch in fetches}
+        for key in map(id, inputs):
+            if key not in self._datasets:
+                continue
+            _, dataset, is_of_keras = self._datasets[key]
+            pipeline = divided(dataset, self._ranks.size)
+            reason = pipeline if isinstance(pipeline, str) else None
+            if reason == NO_BATCHES:
+                continue
+            if reason is None and key not in taken:
+                reason = _SEVERAL
+            if reason is None and not is_of_keras:
+                reason = _OWN_LOOP
+            read.append(ReadPipeline(reason is None, reason))
+        return read
 
     def _end_if_seen(self, program: RankProgram) -> None:
         """Raise EndOfStep if a function that trains is called again."""
@@ -95,6 +142,19 @@ class ExplainHook(Hook):
         if program in self.programs or before >= _MOST_STEPS:
             raise EndOfStep
         self._steps[program.label] = before + 1
+
+
+_SEVERAL = "the function takes several batches (steps_per_execution, or a loop)"
+_OWN_LOOP = "only the datasets of fit, evaluate and predict are read by parts"
+
+
+def _is_called_by_keras() -> bool:
+    frame = inspect.currentframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("keras."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _trains(programs: Programs, program: RankProgram) -> bool:

@@ -53,7 +53,11 @@ def _installed(ranks: int) -> ExplainHook:
 
     watch = ExplainHook(ranks)
     tf_patches.TABLE.install(
-        {tf_patches.CALL_FUNCTION: watch.call, tf_patches.FLAT_CALL: watch.flat_call}
+        {
+            tf_patches.CALL_FUNCTION: watch.call,
+            tf_patches.FLAT_CALL: watch.flat_call,
+            tf_patches.DATASET_ITER: watch.iterate,
+        }
     )
     return watch
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -11,11 +13,14 @@ import tensorflow as tf
 from tests.runtime.programs.cases.tools import (
     EPOCHS,
     RANK,
+    RANKS,
     ROWS,
+    SHARDS,
     classifier,
     compiled,
     data,
     main,
+    raised_by,
     results,
 )
 
@@ -68,6 +73,109 @@ def case_sources():
         found[f"{name}_loss"] = np.array(history.history["loss"])
         found[f"{name}_w"] = model.get_weights()[0]
     return found
+
+
+def lines(rows=50):
+    """Text that a pipeline parses, and labels."""
+    x, y = data(rows)
+    return tf.data.Dataset.from_tensor_slices(
+        ([",".join(f"{value:.4f}" for value in row) for row in x], y)
+    )
+
+
+def parsed(line, label):
+    numbers = tf.strings.to_number(tf.strings.split(line, ","))
+    return tf.ensure_shape(numbers, [6]), label
+
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == 2
+
+
+@contextlib.contextmanager
+def parts_taken(at_least):
+    """Fails if ranks have not taken so many batches by parts."""
+    if RANKS == 1 or SHARDS:
+        yield
+        return
+    from tfcluster.runtime.partition.divided_input import PartIterator
+
+    taken, take = [], PartIterator.take
+
+    def counted(iterator):
+        batch = take(iterator)
+        taken.append(batch.compared is not None)
+        return batch
+
+    PartIterator.take = counted
+    try:
+        yield
+    finally:
+        PartIterator.take = take
+    assert sum(taken) >= at_least, taken
+
+
+def case_divided_pipelines():
+    """Each rank parses its own rows: in all methods, in epochs that end early."""
+
+    def weighted(line, label):
+        numbers, label = parsed(line, label)
+        return {"numbers": numbers}, label, tf.abs(numbers[0])
+
+    inputs = keras.Input((6,), name="numbers")
+    model = compiled(keras.Model({"numbers": inputs}, classifier()(inputs)))
+    shuffled = lines().shuffle(30, seed=4)
+    dataset = shuffled.map(weighted, num_parallel_calls=2).batch(16).prefetch(2)
+    endless = lines().shuffle(30, seed=5).map(weighted).repeat().batch(9)
+    with parts_taken(40):
+        history = model.fit(dataset, epochs=3, validation_data=dataset, verbose=0)
+        found = results(model, history)
+        model.fit(endless, epochs=2, steps_per_epoch=4, verbose=0)
+        model.fit(endless, epochs=3, callbacks=[Stop()], steps_per_epoch=5, verbose=0)
+        found["w"] = model.get_weights()[0]
+        found["evaluate"] = np.array(model.evaluate(dataset, verbose=0))
+        found["predict"] = model.predict(dataset, verbose=0)
+    return found
+
+
+def case_whole_pipelines():
+    """What cannot be divided, or is not read by parts, is computed whole."""
+    model, found = compiled(classifier()), {}
+    dataset = lines().shuffle(30, seed=4).map(parsed).batch(16)
+    model.fit(dataset, epochs=2, class_weight={0: 1.0, 1: 3.0}, verbose=0)
+    found["weighted"] = model.get_weights()[0]
+    model.fit(dataset.cache(), epochs=2, verbose=0)
+    found["cached"] = model.get_weights()[0]
+    model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=2)
+    model.fit(dataset, epochs=2, verbose=0)
+    found["two_steps"] = model.get_weights()[0]
+    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+    model.fit(dataset, verbose=0)
+    found["eager"] = model.get_weights()[0]
+    return found
+
+
+def case_elements_that_differ():
+    """The ranks' files differ, so all ranks continue with the chief's batches."""
+    y = data(51)[1]
+    texts = [f"{RANK},{row % 7},{row % 3},1,{row % 5},0" for row in range(51)]
+    dataset = tf.data.Dataset.from_tensor_slices((texts, y)).map(parsed).batch(16)
+    model = compiled(classifier())
+    with parts_taken(1):
+        return results(model, model.fit(dataset, epochs=2, verbose=0))
+
+
+def case_errors_in_elements():
+    """An element that one rank cannot parse is an error on all, who may go on."""
+    texts = ["1,2,3,4,5,6"] * 20 + ["1,2,3,4,5,no number"] + ["1,2,3,4,5,6"] * 11
+    dataset = tf.data.Dataset.from_tensor_slices((texts, [1] * 32)).map(parsed)
+    model = compiled(classifier())
+    with parts_taken(1):
+        error = raised_by(lambda: model.fit(dataset.batch(16), verbose=0))
+    assert "no number" in str(error), error
+    history = model.fit(lines().map(parsed).batch(16), epochs=2, verbose=0)
+    return results(model, history)
 
 
 def case_different_beginnings():

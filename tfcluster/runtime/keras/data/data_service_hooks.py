@@ -104,7 +104,8 @@ class DataServiceHooks:
         served = self._served(dataset)
         if served.pipeline is None:
             return
-        internals.set_dataset(iterator, Passes(dataset, lambda: self._pass(served)))
+        passes = Passes(dataset, lambda: iter(self._pass(served)))
+        internals.set_dataset(iterator, passes)
         contract.mark(iterator, IS_SHARDED, not self._client.in_step)
         if self._client.tasks > 1 or not self._client.in_step:
             _leave_uncounted(iterator)
@@ -151,15 +152,15 @@ class DataServiceHooks:
 
 
 class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
-    """A dataset that reads from a new dataset, created by ``begin``, in each pass."""
+    """A dataset like another one, whose iterators ``begin`` creates."""
 
-    def __init__(self, dataset: Dataset, begin: Callable[[], Dataset]) -> None:
+    def __init__(self, dataset: Dataset, begin: Callable[[], Iterator[Nest]]) -> None:
         self._dataset = dataset
         self._begin = begin
         super().__init__(tf_internals.variant_of(dataset))
 
     def __iter__(self) -> Iterator[Nest]:
-        return iter(self._begin())
+        return self._begin()
 
     def _inputs(self) -> Sequence[Dataset]:
         return [self._dataset]

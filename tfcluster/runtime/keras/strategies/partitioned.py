@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Concatenate, ParamSpec
@@ -27,14 +28,16 @@ from tfcluster.runtime.collective.transports.tensorflow.transport import (
 )
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.data.data_service_hooks import Passes
 from tfcluster.runtime.keras.tf_variables import held
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import DistributionStrategy, Model
-from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition import pipelines, tf_functions
 from tfcluster.runtime.partition.agreement import Agreement, joined
+from tfcluster.runtime.partition.divided_input import DividedInputs, DividedPipeline
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import (
     Exchanger,
@@ -48,6 +51,7 @@ from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
+from tfcluster.runtime.tensor_types import Dataset
 
 
 def install(
@@ -103,6 +107,18 @@ def install(
             or (not session.divides and session.within("predicting"))
         )
 
+    divided_inputs = DividedInputs()
+
+    def divide_input(dataset: Dataset) -> Dataset:
+        if is_paused() or threading.current_thread() is not threading.main_thread():
+            return dataset
+        pipeline = pipelines.divided(dataset, ranks.size)
+        if isinstance(pipeline, str):
+            return dataset
+        (split,) = ranks.splits
+        begin = DividedPipeline(pipeline, split, divided_inputs).begin
+        return Passes(dataset, begin)
+
     new_exchanger: Callable[[str], Exchanger] = partial(
         HostExchanger,
         group,
@@ -112,7 +128,8 @@ def install(
     )
     if count is not None:
         new_exchanger = partial(HostExchanger, group, ranks=count)
-    running: Running = Failures(group).running
+    failures = Failures(group)
+    running: Running = failures.running
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
         new_exchanger, running = runs.exchanger, runs.running
@@ -128,6 +145,8 @@ def install(
             is_paused=is_paused,
             ran=ran,
             running=running,
+            together=failures.together,
+            divided_inputs=divided_inputs,
             variable_names=variable_paths,
             divided=divided,
         )
@@ -159,7 +178,12 @@ def install(
         if variables:
             agreement.on("variables at the beginning of fit", (), variables)
 
-    PartitionedModels(session, saving, begin, hook).install()
+    # With shards, a process has several ranks.
+    divides_input = session.divides and ranks.size > 1 and count is None
+    models = PartitionedModels(
+        session, saving, begin, hook, divide_input if divides_input else None
+    )
+    models.install()
     refuse_strategies()
     atexit.register(_end, session)
 

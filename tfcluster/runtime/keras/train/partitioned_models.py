@@ -1,13 +1,18 @@
-"""The hooks on the methods of a Keras model that print, take callbacks, or end."""
+"""The hooks on the methods of a Keras model that print, take callbacks, or end.
+
+Also on the batches that these methods read, whose computation ranks divide.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
@@ -23,10 +28,11 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 )
 from tfcluster.runtime.keras.train.predictions import can_keep_rows, rows_kept
 from tfcluster.runtime.keras.training_session import TrainingSession
-from tfcluster.runtime.keras.types import Callback, Logs, Model
+from tfcluster.runtime.keras.types import Callback, EpochIterator, Logs, Model
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import Split
 from tfcluster.runtime.telemetry.tracer import KERAS, span
+from tfcluster.runtime.tensor_types import Dataset
 
 
 class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
@@ -72,7 +78,9 @@ class PartitionedModels:
     """The hooks on the methods of a model that print or take callbacks.
 
     ``begin`` is called when ``fit`` begins; without it, ranks may end at any time. The
-    ranks divide what ``predict`` calls by ``hook``, if there is one.
+    ranks divide what ``predict`` calls by ``hook``, if there is one. ``divide_input``
+    returns a dataset that yields the same batches, with which functions that take one
+    batch may read their rows of it only.
     """
 
     def __init__(
@@ -81,11 +89,15 @@ class PartitionedModels:
         files: ChiefOnlySaving,
         begin: Callable[[Model], None] | None = None,
         hook: Hook | None = None,
+        divide_input: Callable[[Dataset], Dataset] | None = None,
     ) -> None:
         self._hook = hook
         self._session = session
         self._files = files
         self._begin = begin
+        self._divide_input = divide_input
+        self._models: list[Model] = []
+        """Those whose methods run, the innermost last."""
 
     def install(self) -> None:
         """Install the hooks in Keras, once per process."""
@@ -96,6 +108,27 @@ class PartitionedModels:
                 patches.MODEL_PREDICT: self._predict,
             }
         )
+        if self._divide_input is not None:
+            patches.TABLE.install({patches.EPOCH_ITERATOR: self._epochs})
+
+    def _epochs(
+        self,
+        original: Callable[..., None],
+        iterator: EpochIterator,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        original(iterator, *args, **kwargs)
+        assert self._divide_input is not None
+        takes_one_batch = (
+            iterator.steps_per_execution == 1
+            and bool(self._models)
+            and not self._models[-1].run_eagerly
+            and not tf.config.functions_run_eagerly()
+        )
+        if takes_one_batch and internals.reads_dataset(iterator):
+            dataset = self._divide_input(internals.dataset_of(iterator))
+            internals.set_dataset(iterator, dataset)
 
     def _predict(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
@@ -127,7 +160,7 @@ class PartitionedModels:
         with (
             changed_callbacks(arguments.get("callbacks"), model, change) as changed,
             translated(),
-            self._session.entering(),
+            self._running(model),
             span(self._session.group.tracer, KERAS, f"fit of {model.name}"),
             self._session.reporter.keeping_position(),
         ):
@@ -155,8 +188,17 @@ class PartitionedModels:
             bound.arguments["callbacks"] = for_evaluation(callbacks, self._session)
             self._print_on_the_chief(bound.arguments)
         what = f"{original.__name__} of {model.name}"
-        with translated(), self._session.entering(), span(tracer, KERAS, what):
+        with translated(), self._running(model), span(tracer, KERAS, what):
             return original(*bound.args, **bound.kwargs)
+
+    @contextmanager
+    def _running(self, model: Model) -> Iterator[None]:
+        with self._session.entering():
+            self._models.append(model)
+            try:
+                yield
+            finally:
+                self._models.remove(model)
 
     def _print_on_the_chief(self, arguments: dict[str, Any]) -> None:
         """Let only the chief print the progress of a call."""

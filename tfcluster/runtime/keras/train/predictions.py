@@ -19,8 +19,8 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Group, Signature, tensor_words
 from tfcluster.runtime.keras.train.injected_callbacks import sees_predictions
 from tfcluster.runtime.keras.types import Model
-from tfcluster.runtime.partition.host_rows import gathered
 from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.host_rows import gathered
 from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.tensor_types import Array, Nest, Tensor
 

@@ -1,0 +1,77 @@
+"""Trains a small model on JPEG images that a pipeline decodes.
+
+Prints how long an epoch takes, and the CPU time of the first rank in it, in seconds.
+
+``argv`` may contain ``strings``: then the pipeline parses lines of numbers. With
+``whole``, its function draws a random number, so that ranks cannot divide it. Each rank
+runs on one core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+RANK = int(os.environ.get("TFCLUSTER_RANK", "0"))
+os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[RANK]})
+
+import keras  # noqa: E402 - TensorFlow counts its cores when it is imported
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from benchmarks.programs.epoch_clock import EpochClock  # noqa: E402
+
+BATCH, STEPS, EPOCHS = 64, 12, 3
+SIDE, PIXELS, NUMBERS = 512, 64, 400
+
+
+def decoded(image: Any) -> Any:
+    pixels = tf.ensure_shape(tf.io.decode_jpeg(image, channels=3), [SIDE, SIDE, 3])
+    return tf.image.resize(pixels, [PIXELS, PIXELS]) / 255.0
+
+
+def parsed(line: Any) -> Any:
+    numbers = tf.strings.to_number(tf.strings.split(line, ","))
+    return tf.ensure_shape(numbers, [NUMBERS])
+
+
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(0)
+function: Callable[[Any], Any] = decoded
+shape: tuple[int, ...] = (PIXELS, PIXELS, 3)
+if "strings" in sys.argv:
+    function, shape = parsed, (NUMBERS,)
+    texts = [",".join(map(str, rng.integers(0, 99, NUMBERS))) for _ in range(BATCH)]
+    elements = tf.constant(texts)
+else:
+    small = tf.constant(rng.integers(0, 255, (BATCH, 24, 24, 3)))
+    large = tf.cast(tf.image.resize(small, [SIDE, SIDE]), tf.uint8)
+    elements = tf.stack([tf.io.encode_jpeg(image) for image in large])
+
+
+def example(element: Any, label: Any) -> tuple[Any, Any]:
+    noise = tf.random.uniform([]) * 0.0 if "whole" in sys.argv else 0.0
+    return function(element) + noise, label
+
+
+dataset = tf.data.Dataset.from_tensor_slices((elements, rng.integers(0, 10, BATCH)))
+dataset = dataset.repeat(STEPS).shuffle(4 * BATCH, seed=2)
+dataset = dataset.map(example, num_parallel_calls=tf.data.AUTOTUNE)
+layers = [keras.layers.Flatten(), keras.layers.Dense(10)]
+model = keras.Sequential([keras.Input(shape), *layers])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(0.01), loss)
+batches = dataset.batch(BATCH).prefetch(2)
+model.fit(batches, verbose=0)
+clock = EpochClock(STEPS)
+cpu_s = time.process_time()
+model.fit(batches, epochs=EPOCHS, verbose=0, callbacks=[clock])
+cpu_s = time.process_time() - cpu_s
+if RANK == 0:
+    found = {"epoch": STEPS * statistics.median(clock.times), "cpu": cpu_s / EPOCHS}
+    print("TIMES", json.dumps(found), flush=True)

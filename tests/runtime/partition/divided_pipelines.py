@@ -1,0 +1,329 @@
+"""Ranks compute their own rows of each batch of a dataset, equal to those of one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.divided_input import (
+    DividedInputs,
+    DividedPipeline,
+    PartIterator,
+)
+from tfcluster.runtime.partition.pipelines import BatchPipeline, divided
+from tfcluster.runtime.partition.placement import Split
+from tfcluster.runtime.partition.taken_batches import TakenElement
+from tfcluster.runtime.tensor_types import Array
+
+Dataset = Any
+Make = Callable[[], Dataset]
+LINES = [",".join(str(i * j % 17) for j in range(4)) for i in range(50)]
+
+
+def numbers(line: Any) -> Any:
+    values = tf.strings.to_number(tf.strings.split(line, ","))
+    return tf.ensure_shape(values, [4])
+
+
+def labelled(line: Any) -> Any:
+    return {"x": numbers(line), "length": tf.strings.length(line)}, tf.size(line)
+
+
+def lines(count: int = 50) -> Dataset:
+    return tf.data.Dataset.from_tensor_slices(LINES[:count])
+
+
+class Rank:
+    """A rank's iterators over a dataset: over whole batches, and over parts."""
+
+    def __init__(self, dataset: Dataset, rank: int, size: int) -> None:
+        pipeline = divided(dataset, size)
+        assert isinstance(pipeline, BatchPipeline), pipeline
+        inputs = DividedInputs()
+        self.split = Split(rank, size)
+        self.divided = DividedPipeline(pipeline, self.split, inputs)
+        self.whole = self.divided.begin()
+        fetch = TakenElement((), 0, (), ())
+        resource = tf_functions.resource_of(self.whole)
+        self.parts: PartIterator
+        (self.parts,) = inputs.of([fetch], [resource])
+
+
+def arrays(batch: Any) -> list[Array]:
+    return [np.asarray(tensor) for tensor in tf.nest.flatten(batch)]
+
+
+def assert_divided(make: Make, size: int) -> None:
+    """Each pass over the dataset is divided, and its parts are those of one process."""
+    ranks = [Rank(make(), rank, size) for rank in range(size)]
+    for batch in make():
+        expected = arrays(batch)
+        taken = [rank.parts.take() for rank in ranks]
+        assert len({np.asarray(each.compared).tobytes() for each in taken}) == 1
+        for place, whole in enumerate(expected):
+            rows = len(whole)
+            own = [each.values[place] for each in taken]
+            if own[0].part is None:
+                assert not ranks[0].divided.can_divide[rows]
+                for value in own:
+                    np.testing.assert_array_equal(value.tensor, whole)
+                continue
+            joined = np.concatenate([value.tensor for value in own])
+            np.testing.assert_array_equal(joined, whole)
+            for rank, value in zip(ranks, own, strict=True):
+                assert value.tensor.shape[0] == rank.split.count(rows)
+                assert value.shape == whole.shape
+        if size > 2:  # Tracing this takes long.
+            for computed, whole in zip(taken[0].whole(), expected, strict=True):
+                np.testing.assert_array_equal(computed, whole)
+    for rank in ranks:
+        with pytest.raises(tf.errors.OutOfRangeError):
+            rank.parts.take()
+
+
+@pytest.mark.parametrize(("count", "size"), [(41, 2), (42, 3), (47, 3), (47, 5)])
+def test_rows_of_full_and_of_smaller_last_batches(count: int, size: int) -> None:
+    assert_divided(lambda: lines(count).map(labelled).batch(8), size)
+
+
+PIPELINES: dict[str, Make] = {
+    "in parallel": lambda: (
+        lines().map(numbers, num_parallel_calls=2).batch(8, num_parallel_calls=2)
+    ),
+    "without remainder": lambda: lines().map(numbers).batch(8, drop_remainder=True),
+    "shuffled": lambda: lines().shuffle(20, seed=4).map(labelled).batch(8).prefetch(2),
+    "repeated": lambda: lines().shuffle(9, seed=1).map(numbers).repeat(2).batch(7),
+    "repeated batches": lambda: lines(20).shuffle(9, 1).map(numbers).batch(7).repeat(2),
+    "cut": lambda: lines().map(numbers).skip(3).take(30).batch(8).skip(1).take(2),
+    "several functions": lambda: (
+        lines().map(numbers).prefetch(1).map(tf.sort).repeat(2).map(tf.cumsum).batch(8)
+    ),
+    "of unknown length": lambda: (
+        lines().filter(lambda line: tf.strings.length(line) > 8).map(numbers).batch(8)
+    ),
+    "of any shape": lambda: (
+        lines()
+        .map(lambda line: (tf.strings.split(line, ",")[: tf.strings.length(line)], 1))
+        .filter(lambda words, one: tf.size(words) > 2)
+        .cache()
+        .map(lambda words, one: (tf.strings.to_number(words[:3]), tf.size(words)))
+        .batch(8)
+    ),
+    "with seeds": lambda: (
+        tf.data.Dataset.zip(lines(), tf.data.Dataset.random(seed=3))
+        .map(lambda line, seed: numbers(line) + noise(seed))
+        .batch(8)
+    ),
+    "counted": lambda: (
+        lines()
+        .map(numbers)
+        .apply(tf.data.experimental.assert_cardinality(50))
+        .batch(8)
+        .with_options(tf.data.Options())
+    ),
+}
+
+
+def noise(seed: Any) -> Any:
+    return tf.random.stateless_normal([4], tf.stack([seed, 1]))
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_stages_keep_their_order(name: str) -> None:
+    assert_divided(PIPELINES[name], 2)
+
+
+def test_a_shuffle_goes_on_with_its_sequence_in_the_next_pass() -> None:
+    def make() -> Dataset:
+        return lines().shuffle(50, seed=2).map(numbers).batch(50)
+
+    one, rank = make(), Rank(make(), 0, 1)
+    first, second = (arrays(next(iter(one))) for _ in range(2))
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(arrays(next(rank.whole)), first)
+    np.testing.assert_array_equal(arrays(next(rank.divided.begin())), second)
+
+
+def test_the_programs_iterator_shares_its_place_with_that_over_parts() -> None:
+    rank = Rank(lines().map(labelled).batch(8).prefetch(2), 1, 2)
+    batches = [arrays(batch) for batch in lines().map(labelled).batch(8)]
+    for place in (0, 2, 4):
+        np.testing.assert_array_equal(arrays(next(rank.whole))[1], batches[place][1])
+        taken = rank.parts.take().values
+        np.testing.assert_array_equal(taken[1].tensor, batches[place + 1][1][4:])
+    assert len(arrays(next(rank.whole))[0]) == 2
+    with pytest.raises(StopIteration):
+        next(rank.whole)
+
+
+# --- what is compared -----------------------------------------------------------------
+
+
+def compared(dataset: Dataset) -> list[bytes]:
+    rank = Rank(dataset, 0, 2)
+    return [np.asarray(rank.parts.take().compared).tobytes() for _ in range(2)]
+
+
+def scaled(factor: Any) -> Dataset:
+    return lines().map(lambda line: numbers(line) * factor).batch(8)
+
+
+def looked_up(words: Sequence[str]) -> Dataset:
+    initial = tf.lookup.KeyValueTensorInitializer(list(words), list(range(len(words))))
+    table = tf.lookup.StaticHashTable(initial, -1)
+    return lines().map(lambda line: (table.lookup(line), numbers(line))).batch(8)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(lambda: scaled(2.0), lambda: scaled(3.0), id="functions"),
+        pytest.param(
+            lambda: scaled(tf.constant(2.0)),
+            lambda: scaled(tf.constant(3.0)),
+            id="captured tensors",
+        ),
+        pytest.param(
+            lambda: looked_up(LINES[:9]), lambda: looked_up(LINES[1:9]), id="tables"
+        ),
+        pytest.param(
+            lambda: lines().map(numbers).batch(8),
+            lambda: lines().skip(1).map(numbers).batch(8),
+            id="elements",
+        ),
+    ],
+)
+def test_ranks_compare_all_that_their_batches_depend_on(one: Make, other: Make) -> None:
+    first, second = compared(one())
+    assert first != second
+    assert compared(one()) == [first, second]
+    assert not set(compared(other())) & {first, second}
+
+
+def test_files_that_differ_show_in_the_first_batch(tmp_path: Path) -> None:
+    path = tmp_path / "factor"
+
+    def read(line: Any) -> Any:
+        return numbers(line) * tf.strings.to_number(tf.io.read_file(str(path)))
+
+    path.write_text("2")
+    before = compared(lines().map(read).batch(8))
+    path.write_text("3")
+    after = compared(lines().map(read).batch(8))
+    assert before[0] != after[0]
+    assert before[1] == after[1]
+
+
+def test_ranks_that_differ_continue_with_whole_batches() -> None:
+    rank = Rank(lines().map(numbers).batch(8), 1, 2)
+    batches = [arrays(batch) for batch in lines().map(numbers).batch(8)]
+    whole = rank.parts.take().if_it_differs()
+    np.testing.assert_array_equal(whole.values[0].tensor, batches[0][0])
+    second = rank.parts.take()
+    assert second.compared is None
+    np.testing.assert_array_equal(second.values[0].tensor, batches[1][0])
+    assert not rank.divided.is_divided
+    np.testing.assert_array_equal(arrays(next(rank.divided.begin())), batches[0])
+
+
+def test_an_iterator_that_has_failed_yields_nothing_more() -> None:
+    rank = Rank(lines().map(numbers).batch(8), 0, 2)
+    rank.parts.fail(tf.errors.InvalidArgumentError(None, None, "no number"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no number"):
+        rank.parts.take()
+
+
+# --- what stays whole -----------------------------------------------------------------
+
+
+def drawing(line: Any) -> Any:
+    return numbers(line) + tf.random.normal([4])
+
+
+def in_python(line: Any) -> Any:
+    return tf.numpy_function(lambda text: len(text), [line], tf.int64)
+
+
+def with_a_variable() -> Dataset:
+    variable = tf.Variable(1.0)
+    return lines().map(lambda line: numbers(line) * variable).batch(8)
+
+
+def with_a_mutable_table() -> Dataset:
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    return lines().map(table.lookup).batch(8)
+
+
+def in_any_order() -> Dataset:
+    options = tf.data.Options()
+    options.deterministic = False
+    return lines().map(numbers).batch(8).with_options(options)
+
+
+WHOLE: dict[str, Make] = {
+    "draws random numbers from a state (RandomStandardNormal)": lambda: (
+        lines().map(drawing).batch(8)
+    ),
+    "calls Python": lambda: lines().map(in_python).batch(8),
+    "a variable": with_a_variable,
+    "a mutable table": with_a_mutable_table,
+    "an effect or a state (PrintV2)": lambda: (
+        lines().map(lambda line: (tf.print(line), numbers(line))[1]).batch(8)
+    ),
+    "options allow any order": in_any_order,
+    "map() may change the order": lambda: (
+        lines().map(numbers, num_parallel_calls=2, deterministic=False).batch(8)
+    ),
+    "batch() may change the order": lambda: (
+        lines().map(numbers).batch(8, num_parallel_calls=2, deterministic=False)
+    ),
+    "filter(...) comes between": lambda: (
+        lines().map(numbers).filter(lambda x: x[0] > 1.0).batch(8)
+    ),
+    "shuffle(...) comes between": lambda: lines().map(numbers).shuffle(8).batch(8),
+    "cache(...) comes between": lambda: lines().map(numbers).cache().batch(8),
+    "ignoreerrors(...) comes after": lambda: (
+        lines().map(numbers).batch(8).ignore_errors()
+    ),
+    "cache(...) comes after": lambda: lines().map(numbers).batch(8).cache(),
+    "paddedbatch(...) returns depends on all rows": lambda: (
+        lines().map(numbers).padded_batch(8)
+    ),
+    "it maps whole batches": lambda: lines().batch(8).map(tf.strings.length),
+    "does not call batch()": lambda: lines().map(numbers),
+    "function of map() calls Python": lambda: (
+        lines().map(in_python).map(lambda length: length + 1).batch(8)
+    ),
+    "fewer rows than there are ranks": lambda: lines().map(numbers).batch(2),
+    "hold strings": lambda: lines().map(tf.strings.upper).batch(8),
+    "dense tensors": lambda: (
+        lines().map(lambda line: tf.strings.split([line])).batch(8)
+    ),
+    "too little": lambda: tf.data.Dataset.range(9).map(lambda x: x * 2).batch(8),
+}
+
+
+@pytest.mark.parametrize("reason", WHOLE)
+def test_what_cannot_be_divided_says_why(reason: str) -> None:
+    said = divided(WHOLE[reason](), 3)
+    assert isinstance(said, str)
+    assert reason in said
+
+
+def test_functions_before_one_that_cannot_be_divided_are_computed_whole() -> None:
+    count = itertools.count()
+
+    def counted(line: Any) -> Any:
+        tf.numpy_function(lambda: next(count), [], tf.int64)
+        return line
+
+    pipeline = divided(lines().map(counted).map(numbers).batch(8), 2)
+    assert isinstance(pipeline, BatchPipeline)
+    assert len(pipeline.maps) == 1

@@ -1,0 +1,395 @@
+"""Batches of which a rank computes its own rows only; see ``pipelines``.
+
+The elements before the functions are batched, so the size of a batch is known, and a
+rank can go on with its own rows::
+
+    source -> batch -> own rows -> unbatch -> map ... -> batch -> batch stages
+
+The last stages yield a rank's rows of each batch, and a record of the batch: all of its
+elements before the functions, and a checksum of them. So the whole batch can be
+computed at any time, and ranks can compare what they have read. Elements whose shapes
+are not known are batched as variants, which costs more.
+
+An iterator of the program yields whole batches, like any other. Behind it is an
+iterator over parts, from which divided functions take their batches instead.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.pipelines import BatchPipeline, ElementMap, with_stage
+from tfcluster.runtime.partition.placement import Shard, Split
+from tfcluster.runtime.partition.programs import ProgramInput, RowPart
+from tfcluster.runtime.partition.taken_batches import TakenElement
+from tfcluster.runtime.partition.tf_functions import OwnedIterator
+from tfcluster.runtime.tensor_types import (
+    ConcreteFunction,
+    Dataset,
+    Nest,
+    Tensor,
+)
+
+_CHECKSUM_BYTES = 8
+_ENDLESS = 1 << 62
+"""More batches than there are."""
+
+
+@dataclass(slots=True)
+class TakenBatch:
+    """An element that was taken from an iterator."""
+
+    values: list[ProgramInput]
+    """This rank's rows of its tensors, or the tensors."""
+    compared: Tensor | None = None
+    """What is equal if the batch is equal on all ranks; None if only ``values`` is."""
+    iterator: PartIterator | None = None
+    """The iterator, if it can yield parts."""
+    compute_whole: Callable[[], list[Tensor]] | None = None
+
+    def whole(self) -> list[Tensor]:
+        """The tensors. This rank may have to compute the rows of others."""
+        if self.compute_whole is None:
+            return [value.tensor for value in self.values]
+        return self.compute_whole()
+
+    def if_it_differs(self) -> TakenBatch:
+        """The whole batch, once it is clear that the ranks' are not equal."""
+        if self.iterator is not None:
+            self.iterator.differ()
+        return TakenBatch([ProgramInput(tensor) for tensor in self.whole()])
+
+
+class DividedInputs:
+    """The iterators of the program behind which there are iterators over parts."""
+
+    def __init__(self) -> None:
+        self._iterators: dict[int, tuple[object, PartIterator]] = {}
+        """By the ``id`` of the resource, with a reference that ends the entry."""
+
+    def add(self, iterator: OwnedIterator, parts: PartIterator) -> None:
+        """Let divided functions that get ``iterator`` read parts."""
+        resource = tf_functions.resource_of(iterator)
+        key, iterators = id(resource), self._iterators
+        ends = weakref.ref(resource, lambda _: iterators.pop(key, None))
+        iterators[key] = ends, parts
+
+    def take(self, fetch: TakenElement, inputs: Sequence[Tensor]) -> TakenBatch:
+        """Take an element of an iterator among a function's inputs.
+
+        Raises OutOfRangeError at the end of the data, and what the pipeline raises.
+        """
+        entry = self._iterators.get(id(inputs[fetch.iterator]))
+        if entry is None:
+            return TakenBatch([ProgramInput(tensor) for tensor in fetch.next(inputs)])
+        return entry[1].take()
+
+    def of(
+        self, fetches: Sequence[TakenElement], inputs: Sequence[Tensor]
+    ) -> list[PartIterator]:
+        """The iterators over parts from which elements will be taken."""
+        entries = (self._iterators.get(id(inputs[f.iterator])) for f in fetches)
+        return [entry[1] for entry in entries if entry is not None]
+
+
+class DividedPipeline:
+    """A pipeline of which this rank computes the rows of ``split``."""
+
+    def __init__(
+        self, pipeline: BatchPipeline, split: Split, inputs: DividedInputs
+    ) -> None:
+        self._pipeline = pipeline
+        self._split = split
+        self._inputs = inputs
+        self.is_divided = True
+        self.is_checked = not pipeline.reads_files
+        """Whether ranks have compared results of the functions."""
+        self.digest = np.frombuffer(pipeline.digest.to_bytes(4, "little"), np.uint8)
+        size = pipeline.batch_size
+        splits = [Split(rank, split.size) for rank in range(split.size)]
+        self.can_divide = np.array(
+            [
+                rows >= split.size
+                and all(own.count(rows) <= own.count(size) for own in splits)
+                for rows in range(size + 1)
+            ]
+        )
+        """Whether a batch of so many rows is divided: no rank may have more rows of a
+        smaller last batch than of the others, since these are batched alike."""
+        specs = tf.nest.flatten(pipeline.source.element_spec)
+        self._source, self._wrapped = pipeline.source, None
+        if not all(spec.shape.is_fully_defined() for spec in specs):
+            self._source, self._wrapped = pipeline.source.map(_wrapped), specs
+        self._specs = [
+            tf.TensorSpec([None, *spec.shape], spec.dtype)
+            for spec in tf.nest.flatten(self._source.element_spec)
+        ]
+        """Those of a batch of the source."""
+        self._dataset: Dataset | None = None
+        self._readers: tuple[ConcreteFunction, ...] | None = None
+        self._compute = tf.function(
+            self._whole_batch, input_signature=self._specs, autograph=False
+        )
+
+    def begin(self) -> Iterator[Nest]:
+        """A new iterator over the whole batches."""
+        if not self.is_divided:
+            return iter(self._pipeline.whole)
+        if self._dataset is None:
+            self._dataset = self._parts()
+        parts = PartIterator(self, tf_functions.iterator_over(self._dataset))
+        whole = tf_functions.iterator_over(self._whole_batches(parts.iterator))
+        self._inputs.add(whole, parts)
+        return whole
+
+    def compute_whole(self, elements: Sequence[Tensor]) -> list[Tensor]:
+        """A batch, from its elements before the functions."""
+        return list(self._compute(*elements))
+
+    def read(self, records: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The elements of a batch before the functions, and their checksum.
+
+        ``records`` has the batch's record once for each row of the part.
+        """
+        kinds = _kinds([*self._specs, tf.TensorSpec([_CHECKSUM_BYTES], tf.uint8)])
+        *elements, checksum = tf.raw_ops.OptionalGetValue(optional=records[0], **kinds)
+        return elements, checksum
+
+    # --- datasets ---------------------------------------------------------------------
+
+    def _parts(self) -> Dataset:
+        """The parts of the tensors of each batch, and its record for each row."""
+        pipeline, split = self._pipeline, self._split
+        size, drops = pipeline.batch_size, pipeline.drops_remainder
+        can_divide = tf.constant(self.can_divide)
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        def own_rows(*batch: Nest) -> Nest:
+            elements = tf.nest.flatten(batch)
+            rows = tf.shape(elements[0], tf.int64)[0]
+            divides = tf.gather(can_divide, rows)
+            first = tf.where(divides, split.rank * rows // split.size, 0)
+            last = tf.where(divides, (split.rank + 1) * rows // split.size, 1)
+            numbers = elements if self._wrapped is None else elements[1:]
+            record = _optional([*elements, _checksum(*numbers)])
+            records = tf.gather([record], tf.zeros([last - first], tf.int32))
+            return (*(tensor[first:last] for tensor in elements), records)
+
+        batches = self._source.batch(size, drop_remainder=drops)
+        mapped = self._mapped(batches.map(own_rows).unbatch())
+        parts = mapped.batch(
+            split.count(size),
+            drop_remainder=drops,
+            num_parallel_calls=pipeline.parallel_batches,
+        )
+        for stage in pipeline.batch_stages:
+            parts = with_stage(stage, parts)
+        return parts.with_options(pipeline.whole.options())
+
+    def _mapped(self, dataset: Dataset) -> Dataset:
+        """The functions applied to the source's elements; a record may follow."""
+        wrapped, count = self._wrapped, len(self._specs)
+        for stage in self._pipeline.maps:
+            if isinstance(stage, ElementMap):
+                function = _function_of(stage, count, wrapped)
+                dataset = dataset.map(function, num_parallel_calls=stage.parallel_calls)
+                wrapped, count = None, stage.results
+            else:
+                dataset = with_stage(stage, dataset)
+        return dataset
+
+    def _whole_of(self, elements: Sequence[Tensor]) -> Dataset:
+        """A dataset of the batch of these elements."""
+        dataset = self._mapped(tf.data.Dataset.from_tensor_slices(tuple(elements)))
+        return dataset.batch(tf.shape(elements[0], tf.int64)[0])
+
+    def _whole_batch(self, *elements: Tensor) -> Sequence[Tensor]:
+        batch: Sequence[Tensor] = self._whole_of(elements).get_single_element()
+        return batch
+
+    def _whole_batches(self, parts: OwnedIterator) -> Dataset:
+        """The whole batches of which an iterator yields parts and records.
+
+        Only ops, since the functions would be traced again in each pass.
+        """
+        if self._readers is None:
+            self._readers = self._traced_readers()
+        take, is_there, whole = self._readers
+        resource = tf_functions.resource_of(parts)
+        optional: dict[str, Any] = {"output_types": [tf.variant], "output_shapes": [[]]}
+        spec = self._pipeline.whole.element_spec
+        optionals = tf.raw_ops.MapDataset(
+            input_dataset=tf.data.experimental.to_variant(
+                tf.data.Dataset.range(_ENDLESS)
+            ),
+            other_arguments=[resource],
+            f=take,
+            **optional,
+        )
+        there = tf.raw_ops.TakeWhileDataset(
+            input_dataset=optionals, other_arguments=[], predicate=is_there, **optional
+        )
+        batches = tf.raw_ops.FlatMapDataset(
+            input_dataset=there,
+            other_arguments=whole.captured_inputs,
+            f=whole,
+            **_kinds(tf.nest.flatten(spec)),
+        )
+        options = tf.data.Options()
+        # It must take no batch that nobody has asked for.
+        options.autotune.enabled = False
+        options.experimental_optimization.inject_prefetch = False
+        # Each pass would cost that time, and few batches are taken so.
+        options.experimental_optimization.apply_default_optimizations = False
+        dataset: Dataset = tf.data.experimental.from_variant(batches, spec)
+        return dataset.with_options(options)
+
+    def _traced_readers(self) -> tuple[ConcreteFunction, ...]:
+        """Functions of the next optional, whether it has a value, and its batch."""
+        assert self._dataset is not None
+        kinds = _kinds(tf.nest.flatten(self._dataset.element_spec))
+        optional = tf.TensorSpec([], tf.variant)
+
+        def take(number: Tensor, iterator: Tensor) -> Tensor:
+            return tf.raw_ops.IteratorGetNextAsOptional(iterator=iterator, **kinds)
+
+        def is_there(optional: Tensor) -> Tensor:
+            return tf.raw_ops.OptionalHasValue(optional=optional)
+
+        def whole(optional: Tensor) -> Tensor:
+            *_, records = tf.raw_ops.OptionalGetValue(optional=optional, **kinds)
+            return tf.data.experimental.to_variant(
+                self._whole_of(self.read(records)[0])
+            )
+
+        scalars = [tf.TensorSpec([], dtype) for dtype in (tf.int64, tf.resource)]
+        return tuple(
+            tf.function(function, autograph=False).get_concrete_function(*specs)
+            for function, specs in (
+                (take, scalars),
+                (is_there, [optional]),
+                (whole, [optional]),
+            )
+        )
+
+
+class PartIterator:
+    """Yields this rank's rows of the batches of one pass."""
+
+    def __init__(self, pipeline: DividedPipeline, iterator: OwnedIterator) -> None:
+        self.iterator = iterator
+        self._pipeline = pipeline
+        self._error: tf.errors.OpError | None = None
+        self._differs = False
+
+    def take(self) -> TakenBatch:
+        """The next batch.
+
+        Raises OutOfRangeError at the end, and again what it has failed of.
+        """
+        if self._error is not None:
+            raise self._error
+        pipeline = self._pipeline
+        *own, records = self.iterator.get_next()
+        elements, checksum = pipeline.read(records)
+        rows = int(elements[0].shape[0])
+
+        def compute_whole() -> list[Tensor]:
+            return pipeline.compute_whole(elements)
+
+        if self._differs:
+            whole = [ProgramInput(tensor) for tensor in compute_whole()]
+            return TakenBatch(whole, iterator=self)
+        results = np.zeros(_CHECKSUM_BYTES, np.uint8)
+        if not pipeline.is_checked:
+            pipeline.is_checked = True
+            results = np.asarray(_checksum(*compute_whole()))
+        numbers = [np.asarray(checksum), pipeline.digest, results]
+        batch = TakenBatch([], tf.constant(np.concatenate(numbers)), self)
+        batch.compute_whole = compute_whole
+        if pipeline.can_divide[rows]:
+            batch.values = [ProgramInput(tensor, _part(tensor, rows)) for tensor in own]
+        else:
+            batch.values = [ProgramInput(tensor) for tensor in compute_whole()]
+        return batch
+
+    def fail(self, error: tf.errors.OpError) -> None:
+        """Yield nothing more, on all ranks.
+
+        One of them has lost its place in the data by an error.
+        """
+        self._error = error
+
+    def differ(self) -> None:
+        """Yield whole batches from now on, since those of the ranks are not equal.
+
+        Later passes are not divided.
+        """
+        self._differs = True
+        self._pipeline.is_divided = False
+
+
+def _part(own: Tensor, rows: int) -> RowPart:
+    return RowPart(Shard(0, rows), (rows, *own.shape[1:]))
+
+
+# --- functions of the datasets --------------------------------------------------------
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def _wrapped(*element: Nest) -> tuple[Tensor, Tensor]:
+    """An element of any shapes as a variant, and its checksum."""
+    tensors = tf.nest.flatten(element)
+    return _optional(tensors), _checksum(*tensors)
+
+
+def _function_of(
+    stage: ElementMap, count: int, wrapped: Sequence[tf.TensorSpec] | None
+) -> Callable[..., Nest]:
+    """The function for elements of ``count`` tensors that a record may follow.
+
+    Those that are ``wrapped`` are variants that hold tensors like these.
+    """
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def function(*element: Tensor) -> Nest:
+        tensors, others = element[:count], element[count:]
+        if wrapped is not None:
+            tensors = tf.raw_ops.OptionalGetValue(
+                optional=tensors[0], **_kinds(wrapped)
+            )
+        return (*stage.function(*tensors), *others)
+
+    mapped: Callable[..., Nest] = function
+    return mapped
+
+
+def _kinds(specs: Sequence[tf.TensorSpec]) -> dict[str, Any]:
+    return {
+        "output_types": [spec.dtype for spec in specs],
+        "output_shapes": [spec.shape for spec in specs],
+    }
+
+
+def _optional(tensors: Sequence[Tensor]) -> Tensor:
+    optional: Tensor = tf.raw_ops.OptionalFromValue(components=tensors)
+    return optional
+
+
+def _checksum(*tensors: Tensor) -> Tensor:
+    """A checksum of tensors of numbers or strings: uint8 of shape (8,)."""
+    checksums = [
+        tf.raw_ops.Fingerprint(data=tf.reshape(tensor, [1, -1]), method="farmhash64")
+        for tensor in tensors
+    ]
+    if len(checksums) > 1:
+        return _checksum(tf.concat(checksums, 1))
+    checksum: Tensor = checksums[0][0]
+    return checksum

@@ -1,0 +1,365 @@
+"""Which ``tf.data`` pipelines the ranks can divide, and why they cannot divide others.
+
+A pipeline is divided where it applies functions to single elements before ``batch``:
+a rank applies them to the elements of its own rows. All that comes before is computed
+whole by every rank, so that order and random numbers are those of one machine.
+
+A function may be divided if what it returns depends on the element alone. Then it does
+not matter either whether elements are left out or repeated before or after it.
+"""
+
+from __future__ import annotations
+
+import gc
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime import tf_internals
+from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.functions import (
+    BRANCHES,
+    CALLS,
+    LOOPS,
+    Function,
+    all_nodes,
+    function_named,
+)
+from tfcluster.runtime.partition.graph import elements_of
+from tfcluster.runtime.partition.rules.random import is_draw
+from tfcluster.runtime.tensor_types import (
+    Array,
+    ConcreteFunction,
+    Dataset,
+    ProtocolBuffer,
+    Tensor,
+)
+
+_BATCHES = ("Batch", "ParallelBatch")
+_MAPS = ("Map", "ParallelMap")
+_COUNTS = ("AssertCardinality", "Repeat", "Skip", "Take")
+"""Stages that count, leave out or repeat elements, whatever these are."""
+NO_BATCHES = "it does not call batch()"
+_TRANSPARENT = ("Options", "Prefetch")
+"""Stages that pass on the elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementMap:
+    """A ``map`` that is divided. Its function gets and returns flat tensors."""
+
+    function: ConcreteFunction
+    results: int
+    """How many tensors it returns."""
+    parallel_calls: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPipeline:
+    """A dataset of batches that ranks divide."""
+
+    whole: Dataset
+    """The dataset itself."""
+    source: Dataset
+    """What every rank reads whole: the elements before the divided functions."""
+    maps: Sequence[ElementMap | Dataset]
+    """The divided functions, in order. Among them are datasets that prefetch."""
+    batch_size: int
+    drops_remainder: bool
+    parallel_batches: int | None
+    """``num_parallel_calls`` of ``batch``."""
+    batch_stages: Sequence[Dataset]
+    """The stages after ``batch``, in order; see ``with_stage``."""
+    digest: int
+    """A checksum of the functions and of the tensors that they have captured, 32 bits.
+    """
+    reads_files: bool
+    """Whether results depend on files, too, which ranks may have different ones of."""
+
+
+class _Undivided(Exception):
+    """Why a pipeline is not divided."""
+
+
+def divided(dataset: Dataset, ranks: int) -> BatchPipeline | str:
+    """How ``ranks`` ranks divide a dataset of batches, or why they do not."""
+    try:
+        return _divided(dataset, ranks)
+    except _Undivided as reason:
+        return str(reason)
+
+
+def with_stage(stage: Dataset, dataset: Dataset) -> Dataset:
+    """``dataset`` with a last stage like that of ``stage``."""
+    kind = tf_internals.kind_of(stage)
+    if kind == "Prefetch":
+        return dataset.prefetch(tf_functions.buffer_size_of(stage))
+    if kind == "AssertCardinality":
+        cardinality = int(stage.cardinality())
+        return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
+    count = tf_functions.count_of(stage)
+    if kind == "Repeat":
+        return dataset.repeat(count)
+    return dataset.skip(count) if kind == "Skip" else dataset.take(count)
+
+
+def _divided(whole: Dataset, ranks: int) -> BatchPipeline:
+    if whole.options().deterministic is False:
+        raise _Undivided("its options allow any order (deterministic = False)")
+    dataset, batch_stages = whole, []
+    while (kind := tf_internals.kind_of(dataset)) not in _BATCHES:
+        if kind not in _COUNTS and kind not in _TRANSPARENT:
+            raise _Undivided(_why_batches_are_whole(dataset))
+        if kind != "Options":
+            batch_stages.append(dataset)
+        (dataset,) = tf_internals.inputs_of(dataset)
+    batch = dataset
+    size, drops_remainder = tf_functions.batch_size_of(batch)
+    if size < ranks:
+        raise _Undivided("a batch has fewer rows than there are ranks")
+    if not tf_functions.keeps_order(batch):
+        raise _Undivided("batch() may change the order (deterministic=False)")
+    (elements,) = tf_internals.inputs_of(batch)
+    if any(spec.dtype == tf.string for spec in _specs(elements, "batches")):
+        raise _Undivided("its batches hold strings")
+    source, stages, functions = _walk(elements)
+    return BatchPipeline(
+        whole=whole,
+        source=source,
+        maps=stages,
+        batch_size=size,
+        drops_remainder=drops_remainder,
+        parallel_batches=tf_functions.parallel_calls_of(batch),
+        batch_stages=batch_stages[::-1],
+        digest=_digest(functions, _captured(stages)),
+        reads_files=any(
+            node.op == "ReadFile" for function in functions for node in _ops(function)
+        ),
+    )
+
+
+def _why_batches_are_whole(stage: Dataset) -> str:
+    """Why a stage that yields batches, or comes after ``batch``, needs whole ones."""
+    kind, dataset = tf_internals.kind_of(stage), stage
+    while tf_internals.kind_of(dataset) not in tf_internals.BATCHES:
+        inputs = tf_internals.inputs_of(dataset)
+        if len(inputs) != 1:
+            return NO_BATCHES
+        (dataset,) = inputs
+    if dataset is stage:
+        return f"what {kind.lower()}(...) returns depends on all rows of a batch"
+    if kind in _MAPS:
+        return "it maps whole batches: call map() before batch()"
+    return f"{kind.lower()}(...) comes after batch()"
+
+
+def _walk(
+    elements: Dataset,
+) -> tuple[Dataset, list[ElementMap | Dataset], list[Function]]:
+    """The source, the stages between it and ``elements``, and the maps' functions.
+
+    Functions are in the opposite order. Stages that count are part of the source.
+    """
+    stages: list[ElementMap | Dataset] = []
+    counts: list[Dataset] = []
+    functions: list[Function] = []
+    # Only what follows a map is taken from the source.
+    dataset, source, in_source, in_stages = elements, elements, 0, 0
+    reason = None
+    while len(inputs := tf_internals.inputs_of(dataset)) == 1:
+        kind = tf_internals.kind_of(dataset)
+        if kind in _MAPS:
+            try:
+                functions.append(_function_of(dataset))
+            except _Undivided as undivided:
+                reason = str(undivided)
+                break
+            stages.append(_element_map(dataset))
+        elif kind == "Prefetch":
+            stages.append(dataset)
+        elif kind in _COUNTS:
+            counts.append(dataset)
+        elif kind != "Options":
+            if not functions:
+                reason = f"{kind.lower()}(...) comes between map() and batch()"
+            break
+        (dataset,) = inputs
+        if kind in _MAPS:
+            source, in_source, in_stages = dataset, len(counts), len(stages)
+    if not any(map(_is_costly, functions)):
+        too_little = "too little is computed before batch() to be worth it"
+        raise _Undivided(reason or too_little)
+    _specs(source, "elements before map()")
+    for stage in reversed(counts[:in_source]):
+        source = with_stage(stage, source)
+    return source, stages[:in_stages][::-1], functions
+
+
+def _element_map(dataset: Dataset) -> ElementMap:
+    function = tf_functions.map_function_of(dataset)
+    assert function is not None
+    results = len(tf.nest.flatten(dataset.element_spec))
+    return ElementMap(function, results, tf_functions.parallel_calls_of(dataset))
+
+
+def _specs(dataset: Dataset, what: str) -> Sequence[tf.TensorSpec]:
+    specs: Sequence[tf.TensorSpec] = tf.nest.flatten(dataset.element_spec)
+    if not specs or any(
+        type(spec) is not tf.TensorSpec or spec.dtype in (tf.resource, tf.variant)
+        for spec in specs
+    ):
+        raise _Undivided(f"its {what} hold more than dense tensors")
+    return specs
+
+
+# --- functions ------------------------------------------------------------------------
+
+
+_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
+_WITHOUT_EFFECT = frozenset((*CALLS, *LOOPS, *BRANCHES, "Assert", "NoOp"))
+"""Ops that TensorFlow calls stateful, though they depend on their inputs alone."""
+_LOOKUPS = frozenset(
+    f"LookupTable{name}{version}" for name in ("Find", "Size") for version in ("", "V2")
+)
+
+
+def _ops(function: Function) -> list[ProtocolBuffer]:
+    """All nodes of a function, but for calls of others, whose nodes are among them."""
+    return [
+        node for node in all_nodes(function) if not tf_functions.is_function(node.op)
+    ]
+
+
+def _function_of(dataset: Dataset) -> Function:
+    """The function of a ``map``. Raises _Undivided if all ranks must call it."""
+    if not tf_functions.keeps_order(dataset):
+        raise _Undivided("map() may change the order (deterministic=False)")
+    _specs(dataset, "elements")
+    concrete = tf_functions.map_function_of(dataset)
+    function = None if concrete is None else function_named(concrete.name.decode())
+    if concrete is None or function is None:
+        raise _Undivided("the function of map() cannot be read")
+    for node in _ops(function):
+        if (reason := _why_unsafe(node.op)) is not None:
+            raise _Undivided(f"the function of map() {reason}")
+    if any(tensor.dtype == tf.variant for tensor in concrete.captured_inputs):
+        raise _Undivided("the function of map() reads another dataset")
+    handles = [t for t in concrete.captured_inputs if t.dtype == tf.resource]
+    tables = _static_tables() if handles else {}
+    if any(id(handle) not in tables for handle in handles):
+        raise _Undivided("the function of map() reads a variable or a mutable table")
+    return function
+
+
+def _why_unsafe(op_type: str) -> str | None:
+    """Why what a function returns may depend on more than the element."""
+    if op_type in _PYTHON:
+        return "calls Python (py_function or numpy_function)"
+    definition = tf_functions.op_def(op_type)
+    if definition is None:
+        return f"has the op {op_type}, which is not known"
+    if "Dataset" in op_type or "Iterator" in op_type:
+        return f"reads another dataset ({op_type})"
+    if not definition.is_stateful or op_type in _WITHOUT_EFFECT | _LOOKUPS:
+        return None
+    if is_draw(op_type) or op_type.startswith("Random"):
+        return (
+            f"draws random numbers from a state ({op_type}): use tf.random.stateless_* "
+            "or tf.image.stateless_*, with seeds from the dataset"
+        )
+    if "Variable" in op_type or op_type.startswith(("Rng", "VarHandle")):
+        return f"uses a variable ({op_type})"
+    return f"has an effect or a state ({op_type})"
+
+
+def _static_tables() -> dict[int, Any]:
+    """The tables of this process that do not change, by the ``id`` of their handles."""
+    # Not isinstance: it may call code of objects that stand for others.
+    return {
+        id(table.resource_handle): table
+        for table in gc.get_objects()
+        if issubclass(type(table), tf.lookup.StaticHashTable)
+    }
+
+
+_CHEAP = frozenset(
+    (
+        *("Placeholder", "Const", "Identity", "IdentityN", "NoOp", "Cast", "Bitcast"),
+        *("Reshape", "ExpandDims", "Squeeze", "Shape", "Size", "Rank", "Transpose"),
+        *("Pack", "Unpack", "Concat", "ConcatV2", "StridedSlice", "Slice", "GatherV2"),
+        *("Split", "SplitV", "Fill", "Range", "ZerosLike", "OnesLike", "OneHot"),
+        *("Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "FloorDiv"),
+        *("FloorMod", "Neg", "Abs", "Square", "Sqrt", "Maximum", "Minimum", "Pow"),
+        *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"),
+        *("LogicalAnd", "LogicalOr", "LogicalNot", "Select", "SelectV2", "EnsureShape"),
+        *("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "BroadcastTo"),
+        *("StopGradient", "Assert", *CALLS, *_LOOKUPS),
+    )
+)
+"""Ops that take less time than to divide a pipeline, if their tensors are small."""
+_SMALL = 1 << 14
+"""The most numbers of a small tensor."""
+
+
+def _is_costly(function: Function) -> bool:
+    """Whether to call a function for fewer elements is worth dividing the pipeline."""
+    if any(node.op not in _CHEAP for node in _ops(function)):
+        return True
+    shapes = [
+        tf.TensorShape(shape)
+        for node in _ops(function)
+        for shape in node.attr["_output_shapes"].list.shape
+        if "_output_shapes" in node.attr
+    ]
+    return any(
+        shape.rank is not None and (elements_of(shape.as_list()) or 0) > _SMALL
+        for shape in shapes
+    )
+
+
+# --- what the ranks must have in common -----------------------------------------------
+
+
+def _captured(stages: Sequence[ElementMap | Dataset]) -> list[Tensor]:
+    return [
+        tensor
+        for stage in stages
+        if isinstance(stage, ElementMap)
+        for tensor in stage.function.captured_inputs
+    ]
+
+
+def _digest(functions: Sequence[Function], captured: Sequence[Tensor]) -> int:
+    checksum = 0
+    for function in functions:
+        for node in _ops(function):
+            checksum = zlib.crc32(node.op.encode(), checksum)
+            for name, attribute in sorted(node.attr.items()):
+                # The names of functions have numbers that ranks may not share.
+                is_name = attribute.HasField("func") or attribute.list.func
+                if is_name or name.startswith("_"):
+                    continue
+                data = attribute.SerializeToString(deterministic=True)
+                checksum = zlib.crc32(name.encode() + data, checksum)
+    tables = _static_tables() if any(t.dtype == tf.resource for t in captured) else {}
+    for tensor in captured:
+        is_table = tensor.dtype == tf.resource
+        data = _of_table(tables[id(tensor)]) if is_table else _bytes(np.asarray(tensor))
+        checksum = zlib.crc32(data, checksum)
+    return checksum
+
+
+def _of_table(table: Any) -> bytes:
+    """The keys and values of a table, in an order that ranks share."""
+    keys, values = (np.asarray(tensor) for tensor in table.export())
+    order = np.argsort(keys)
+    return _bytes(keys[order]) + _bytes(values[order])
+
+
+def _bytes(array: Array) -> bytes:
+    is_text = array.dtype == object
+    return repr(array.tolist()).encode() if is_text else array.tobytes()
