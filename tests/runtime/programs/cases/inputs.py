@@ -128,7 +128,7 @@ def case_divided_pipelines():
     shuffled = lines().shuffle(30, seed=4)
     dataset = shuffled.map(weighted, num_parallel_calls=2).batch(16).prefetch(2)
     endless = lines().shuffle(30, seed=5).map(weighted).repeat().batch(9)
-    with parts_taken(40):
+    with parts_taken(30):
         history = model.fit(dataset, epochs=3, validation_data=dataset, verbose=0)
         found = results(model, history)
         model.fit(endless, epochs=2, steps_per_epoch=4, verbose=0)
