@@ -66,6 +66,8 @@ class Runtime:
     shards: int | None = None
     """The number of parts of every batch, on any number of ranks; None: one part for
     each rank, and then the bits of the weights depend on the number of ranks."""
+    shard_tables: int | None = None
+    """Weights larger than this, in bytes, are divided by rows; None: none are."""
     data: str = "shared"
     """shared | seed_offset: with seed_offset, each rank shuffles all data by itself."""
     sync_every: int | None = None

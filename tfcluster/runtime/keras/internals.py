@@ -41,6 +41,7 @@ _BASE_ITERATOR = "keras.src.trainers.epoch_iterator.EpochIterator"
 _SERVERS = "parameter servers"
 _SHARDED = "sharded batches"
 _DATA = "data tasks"
+_TABLES = "weights that are divided by rows"
 _DECAY = "weight decay on ps tasks"
 
 NAMES = (
@@ -67,6 +68,9 @@ NAMES = (
     ),
     *names("keras.Variable.__init__", _SERVERS, "_path"),
     *names("keras.Variable.path", _SERVERS, ""),
+    *names("keras.Variable", _TABLES, "_initialize"),
+    *names("keras.Variable.__init__", _TABLES, "_dtype"),
+    *names("keras.Variable._initialize", _TABLES, "_value"),
     # Layers and models.
     *names(_LAYER, "tfcluster verify", "_flatten_layers"),
     *names(
@@ -301,3 +305,15 @@ def keras_home() -> str:
     from keras.src.backend import config
 
     return str(config.keras_home())
+
+
+def dtype_of(variable: Any) -> str:
+    """The dtype of a ``keras.Variable`` as it is stored, whatever it is cast to."""
+    dtype: str = variable._dtype
+    return dtype
+
+
+def initialize(variable: Any, value: Tensor) -> Any:
+    """Give a new ``keras.Variable`` its first value; returns its ``tf.Variable``."""
+    variable._initialize(value)
+    return variable._value

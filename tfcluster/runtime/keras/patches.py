@@ -91,6 +91,11 @@ MODEL_EXPORT = Patch("keras.Model", "export", "files written by the chief only")
 LAYER_GET_WEIGHTS = Patch(
     "keras.Layer", "get_weights", "reads of weights combined over all ranks"
 )
+VARIABLE_INITIALIZE = Patch(
+    "keras.Variable",
+    "_initialize_with_initializer",
+    "weights that are divided by rows",
+)
 VARIABLE_ASSIGN = Patch(
     "keras.Variable", "assign", "assignments by the program", how="inherited"
 )

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
@@ -30,6 +31,7 @@ from tfcluster.runtime.partition.programs import (
     gather,
 )
 from tfcluster.runtime.partition.rewrite import Written
+from tfcluster.runtime.partition.tables import Tables
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
 from tfcluster.runtime.signals import SIGNALS
@@ -104,8 +106,10 @@ class Hook:
         running: Running = at_once,
         variable_names: VariableNames = dict,
         alone: Alone | None = None,
+        tables: Tables | None = None,
     ) -> None:
         self._alone = alone
+        self._tables = Tables(ranks) if tables is None else tables
         self._own_rows = None if alone is None else OwnRows(ranks.splits[0])
         self._ranks = ranks
         self._new_exchanger = new_exchanger
@@ -154,6 +158,7 @@ class Hook:
         """See ``Call``."""
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
+            self._refuse_tables(inputs, text)
             return original(context, name, self._whole_inputs(inputs), outputs)
         with SIGNALS:
             result = self._call(original, context, name, text, inputs, outputs)
@@ -174,19 +179,25 @@ class Hook:
         pass_point()
         try:
             programs = self._programs_of(text)
-            values = [ProgramInput(tensor, self._part_of(tensor)) for tensor in inputs]
+            values = [self._input(tensor) for tensor in inputs]
             if programs is None:
-                whole_inputs = self._gathered(values)
-                return original(context, name, whole_inputs, outputs)
+                tensors = self._gathered(values)
+                with self._tables.made_whole(tensors, text) as rest:
+                    return original(context, name, rest, outputs)
             taken: list[Tensor] = []
             try:
                 for fetch in programs.fetches:
                     taken += fetch.next(inputs)
             except tf.errors.OutOfRangeError:
-                # The function itself does what does not wait for the batch.
+                # The function itself does what does not wait for the batch. If that
+                # were an exchange, the end of the data would break it off.
                 rest = handed(programs.fetches, taken, inputs)
-                whole = self._checked(programs.without_batches(rest))
-                return original(context, whole.name.encode(), rest, outputs)
+                values = [self._input(tensor) for tensor in rest]
+                whole = self._checked(programs.without_batches(values))
+                if whole.is_divided and whole.written and whole.written.exchanges:
+                    raise
+                tensors = [tensor for value in values for tensor in value.tensors]
+                return original(context, whole.name.encode(), tensors, outputs)
             values += [ProgramInput(tensor) for tensor in taken]
             if self._join is not None:
                 values = self._joined(self._join, programs, values)
@@ -202,8 +213,9 @@ class Hook:
                 tensors = self._gathered(values)
                 own, taken = tensors[: len(inputs)], tensors[len(inputs) :]
                 rest = handed(programs.fetches, taken, own)
-                return original(context, name, rest, outputs)
-            tensors = [value.tensor for value in values]
+                with self._tables.made_whole(rest, program.label) as rest:
+                    return original(context, name, rest, outputs)
+            tensors = [tensor for value in values for tensor in value.tensors]
             running: AbstractContextManager[None] = nullcontext()
             if program.written is not None:
                 running = self._running(program.label, program.written)
@@ -234,9 +246,10 @@ class Hook:
 
     # --- parts ------------------------------------------------------------------------
 
-    def _part_of(self, tensor: Tensor) -> RowPart | None:
+    def _input(self, tensor: Tensor) -> ProgramInput:
         entry = self._parts.get(id(tensor))
-        return None if entry is None else entry[1]
+        part = None if entry is None else entry[1]
+        return ProgramInput(tensor, part, self._tables.of(tensor))
 
     def _note_part(self, tensor: Tensor, part: RowPart) -> None:
         key, parts = id(tensor), self._parts
@@ -251,7 +264,7 @@ class Hook:
             return inputs
         self._busy.now = True
         try:
-            return self._gathered([ProgramInput(t, self._part_of(t)) for t in inputs])
+            return self._gathered([self._input(tensor) for tensor in inputs])
         finally:
             self._busy.now = False
 
@@ -274,6 +287,18 @@ class Hook:
             for place, tensor in zip(places, wholes, strict=True):
                 tensors[place] = tensor
         return tensors
+
+    def _refuse_tables(self, inputs: Sequence[Tensor], name: str) -> None:
+        """Raise CollectiveError if a call that is not divided needs a table."""
+        for tensor in inputs:
+            table = self._tables.of(tensor)
+            if table is not None:
+                raise CollectiveError(
+                    f"{name} uses {table.name}, of which each rank has its own rows, "
+                    "where the ranks cannot exchange any: in a thread, within another "
+                    "function, or while a model is saved. Call it in the program's "
+                    "main thread, or raise runtime.shard_tables"
+                )
 
     # --- programs ---------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from tfcluster.runtime.partition.graph import Node, OpGraph, Value, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
+    HandleOf,
     ListOf,
     Partial,
     Placement,
@@ -21,6 +22,7 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.rules import lists as list_rules
 from tfcluster.runtime.partition.rules import random as random_rules
+from tfcluster.runtime.partition.rules import tables as table_rules
 from tfcluster.runtime.partition.rules.all import RULES
 from tfcluster.runtime.partition.rules.table import LocalPlan, PlacedOp
 
@@ -87,6 +89,7 @@ class _Propagation:
         if graph.taken:
             rows = next(iter(graph.taken.values()))
         self._placed = Placed(graph, needed(graph), list(inputs), rows)
+        self._table_rows = table_rules.rows_of(inputs)
         self._reduced: set[Value] = set()
         """Partial values that are reduced at once, since a node needs them whole."""
         self._rounds: dict[Value, int] = {}
@@ -203,8 +206,10 @@ class _Propagation:
             outputs: list[Placement] = [Shard(0, n) if n else REPLICATE for n in rows]
             return LocalPlan(placements, outputs, built=[REPLICATE] * len(outputs))
         # Even if nothing is divided yet, random numbers for the rows can be.
-        plan = random_rules.by_rows(node, self._placed.rows) or moments.plan_of(
-            node, placements
+        plan = (
+            random_rules.by_rows(node, self._placed.rows)
+            or table_rules.plan_of(node, placements, self._table_rows)
+            or moments.plan_of(node, placements)
         )
         if plan is not None:
             return plan
@@ -213,8 +218,13 @@ class _Propagation:
         if (rule := RULES.get(node.type)) is not None:
             rounds = [self._rounds_seen(value) for value in node.inputs]
             plan = rule(PlacedOp(node, placements, rounds))
-            if plan is not None and _is_possible(node, plan):
+            if plan is not None and _is_possible(node, placements, plan):
                 return plan
+        # There is no way to put a handle together.
+        if any(isinstance(placement, HandleOf) for placement in placements):
+            raise NotImplementedError(
+                f"{node.type} has no rule for a table that is divided by rows"
+            )
         if not all(map(is_whole, placements)):
             self._placed.whole.add(node)
         return LocalPlan(
@@ -306,8 +316,11 @@ class _Propagation:
         return self._within(body, divided, rows)
 
 
-def _is_possible(node: Node, plan: LocalPlan) -> bool:
+def _is_possible(node: Node, placements: Sequence[Placement], plan: LocalPlan) -> bool:
     """Whether values of these shapes can have the placements that a rule claims."""
+    for placement, want in zip(placements, plan.want, strict=True):
+        if isinstance(placement, HandleOf) and placement != want:
+            return False
     return all(map(can_have, node.inputs, plan.want)) and all(
         map(can_have, node.outputs, plan.outputs)
     )

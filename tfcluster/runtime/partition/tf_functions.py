@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     )
 
 _PARTITION = "dividing functions among the ranks"
+_TABLES = "weights that are divided by rows"
+_VARIABLES = "tensorflow.python.ops.resource_variable_ops"
 _CONTEXT = "tensorflow.python.eager.context.Context"
 
 NAMES = (
@@ -48,6 +50,9 @@ NAMES = (
         _PARTITION,
         *("set_handle_data", "get_handle_data"),
     ),
+    *names("tensorflow.python.eager.record", _TABLES, "record_operation"),
+    *names(_VARIABLES, _TABLES, "variable_accessed"),
+    *names(f"{_VARIABLES}.BaseResourceVariable", _TABLES, "_shape"),
 )
 
 
@@ -229,11 +234,42 @@ def variable_spec(tensor: Tensor) -> tuple[Any, Any] | None:
     return tf.as_dtype(spec.dtype), sizes
 
 
+def with_shape(data: ProtocolBuffer, shape: Sequence[int | None]) -> ProtocolBuffer:
+    """The ``HandleData`` of a variable of the same dtype and another shape."""
+    import tensorflow as tf
+
+    changed = type(data)()
+    changed.CopyFrom(data)
+    changed.shape_and_type[0].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    return changed
+
+
 def set_handle_data(tensor: Tensor, data: ProtocolBuffer) -> None:
     """Note on a tensor what its handle refers to."""
     from tensorflow.python.ops import handle_data_util
 
     handle_data_util.set_handle_data(tensor, data)
+
+
+def record_read(variable: Any, value: Tensor) -> None:
+    """Let tapes know that this is the value of a variable."""
+    from tensorflow.python.eager import record
+    from tensorflow.python.ops import resource_variable_ops
+
+    resource_variable_ops.variable_accessed(variable)
+    record.record_operation(
+        "ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient]
+    )
+
+
+def set_shape(variable: Any, shape: Sequence[int]) -> None:
+    """Let a ``tf.Variable`` have this shape, whatever it holds."""
+    import tensorflow as tf
+
+    variable._shape = tf.TensorShape(shape)
+    data = handle_data(variable.handle)
+    assert data is not None
+    variable.handle._handle_data = with_shape(data, shape)
 
 
 class HostFunction:

@@ -29,6 +29,7 @@ from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.tf_variables import held
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.divided_weights import DividedWeights
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
@@ -43,6 +44,7 @@ from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
+from tfcluster.runtime.partition.tables import Tables
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -109,6 +111,10 @@ def install(
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
         new_exchanger, running = runs.exchanger, runs.running
+    tables = Tables(ranks, group, session.warn)
+    if options.shard_tables is not None and ranks.size > 1:
+        DividedWeights(tables, options.shard_tables).install()
+        session.tables = tables
     if ranks.size > 1:
         hook = Hook(
             ranks,
@@ -121,6 +127,7 @@ def install(
             ran=ran,
             running=running,
             variable_names=variable_paths,
+            tables=tables,
         )
         tf_patches.TABLE.install(
             {tf_patches.CALL_FUNCTION: hook.call, tf_patches.FLAT_CALL: hook.flat_call}
@@ -138,7 +145,11 @@ def install(
 
     def begin(model: Model) -> None:
         agreement.variables.renew()
-        variables = variables_of(model, with_optimizer=not is_served)
+        variables = [
+            variable
+            for variable in variables_of(model, with_optimizer=not is_served)
+            if tables.of(variable.handle) is None
+        ]
         if variables:
             agreement.on("variables at the beginning of fit", (), variables)
 
