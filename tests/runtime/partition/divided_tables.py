@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tests.runtime.partition.installed import installed
 from tests.runtime.partition.simulated import SIZES
+from tfcluster.runtime.keras.train import divided_weights
 from tfcluster.runtime.keras.train.divided_weights import DividedWeights
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import Ranks
@@ -36,7 +37,7 @@ class _Simulation:
         ranks = Ranks(size, tuple(range(size)))
         self.tables = Tables(ranks, warn=self.warned.append)
         # The last handlers count.
-        DividedWeights(self.tables, LIMIT).install()
+        DividedWeights(self.tables, LIMIT, warn=self.warned.append).install()
         try:
             with installed(Hook(ranks, strict=True, tables=self.tables)) as hook:
                 yield hook
@@ -155,7 +156,7 @@ STEPS: dict[str, Callable[[Any, Tensor], Any]] = {
     ),
     "ragged": lambda table, x: tf.reduce_sum(
         tf.gather(
-            table, tf.RaggedTensor.from_tensor(x, lengths=x[:, 0] % 4)
+            table, tf.RaggedTensor.from_tensor(x, lengths=tf.math.floormod(x[:, 0], 4))
         ).flat_values,
         0,
     ),
@@ -164,11 +165,15 @@ STEPS: dict[str, Callable[[Any, Tensor], Any]] = {
 
 def _updates(x: Tensor) -> Tensor:
     count = tf.size(x)
-    return tf.cast(tf.reshape(tf.range(count * WIDTH), [count, WIDTH]), tf.float32) / 64
+    places: Tensor = tf.reshape(tf.range(count * WIDTH), [count, WIDTH])
+    scaled: Tensor = tf.cast(places, tf.float32) / 64
+    return scaled
 
 
 def _scatter(scatter: Callable[[Any], Any], x: Tensor) -> Tensor:
-    return scatter(tf.IndexedSlices(_updates(x), tf.reshape(x, [-1]))).read_value()[0]
+    changed = scatter(tf.IndexedSlices(_updates(x), tf.reshape(x, [-1])))
+    first: Tensor = changed.read_value()[0]
+    return first
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -177,3 +182,60 @@ def test_ops(simulation: _Simulation, name: str, size: int) -> None:
     ours, expected = run(simulation, size, STEPS[name], ids(6, BATCH, 3))
     for one, other in zip(ours, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+# --- creation -------------------------------------------------------------------------
+
+INITIALIZERS: dict[str, Callable[[], Any]] = {
+    "uniform": lambda: keras.initializers.RandomUniform(seed=5),
+    "normal": lambda: keras.initializers.RandomNormal(seed=6),
+    "truncated": lambda: keras.initializers.HeNormal(seed=7),
+    "constant": lambda: keras.initializers.Constant(0.3),
+}
+ODD = (1037, 7)
+"""Rows that begin within a group of random numbers."""
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_rows_are_made_with_the_bits_of_the_whole(
+    simulation: _Simulation, name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = keras.Variable(INITIALIZERS[name](), ODD, dtype).numpy()
+    monkeypatch.setattr(divided_weights, "CHUNK_BYTES", 5000)
+    with simulation.of(3):
+        variable = keras.Variable(INITIALIZERS[name](), ODD, dtype)
+        assert simulation.tables.of(variable.value.handle) is not None
+        np.testing.assert_array_equal(variable.numpy(), expected)
+    assert simulation.warned == []
+
+
+def test_other_initializers_make_all_rows(simulation: _Simulation) -> None:
+    def ones(shape: Any, dtype: Any = None) -> Tensor:
+        calls.append(shape)
+        value: Tensor = tf.ones(shape, dtype)
+        return value
+
+    calls: list[Any] = []
+    with simulation.of(2):
+        variable = keras.Variable(ones, ODD, "float32")
+        np.testing.assert_array_equal(variable.numpy(), np.ones(ODD))
+    (warning,) = simulation.warned
+    assert "makes all rows" in warning
+    assert len(calls) == 1
+
+
+def test_a_rank_holds_its_rows_only(simulation: _Simulation) -> None:
+    with simulation.of(3):
+        variable = keras.Variable(keras.initializers.Zeros(), (ROWS, WIDTH), "float32")
+        table = simulation.tables.of(variable.value.handle)
+        assert table is not None
+        assert [tuple(piece.shape) for piece in table.pieces] == [
+            (7, 4),
+            (8, 4),
+            (8, 4),
+        ]
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            tf.raw_ops.ResourceGather(
+                resource=variable.value.handle, indices=[0], dtype=tf.float32
+            )

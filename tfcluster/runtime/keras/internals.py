@@ -313,6 +313,11 @@ def dtype_of(variable: Any) -> str:
     return dtype
 
 
+def group_of(store: Any) -> Any:
+    """The ``h5py.Group`` into which a ``H5IOStore`` writes the entries of an object."""
+    return store._h5_entry_group
+
+
 def initialize(variable: Any, value: Tensor) -> Any:
     """Give a new ``keras.Variable`` its first value; returns its ``tf.Variable``."""
     variable._initialize(value)

@@ -134,6 +134,20 @@ SAVE_WEIGHTS = Patch(
     "files written by the chief only",
     how="function",
 )
+_BY_ROWS = "weights that are divided by rows, saved chunk by chunk"
+STORE_ENTRY = Patch(
+    "keras.src.saving.saving_lib.H5IOStore", "__setitem__", _BY_ROWS, optional=True
+)
+STORE_IN_MEMORY = Patch(
+    "keras.src.saving.saving_lib",
+    "is_memory_sufficient",
+    _BY_ROWS,
+    how="function",
+    optional=True,
+)
+SAVE_OPTIMIZER = Patch(
+    "keras.optimizers.Optimizer", "save_own_variables", _BY_ROWS, how="inherited"
+)
 MAKEDIRS = Patch(
     "keras.src.utils.file_utils", "makedirs", "folders created by several ranks at once"
 )

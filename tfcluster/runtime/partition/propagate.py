@@ -66,9 +66,18 @@ class Placed:
         return any(b.exchanges() for bodies in self.bodies.values() for b in bodies)
 
 
-def propagate(graph: OpGraph, inputs: Sequence[Placement], rows: int | None) -> Placed:
-    """Placements for a graph whose inputs have the placements ``inputs``."""
-    return _Propagation(graph, inputs, rows, {}).result()
+def propagate(
+    graph: OpGraph,
+    inputs: Sequence[Placement],
+    rows: int | None,
+    table_rows: frozenset[int] = frozenset(),
+) -> Placed:
+    """Placements for a graph whose inputs have the placements ``inputs``.
+
+    ``rows`` is the number of rows of the batch. Tensors that have as many rows as a
+    divided variable, or ``table_rows``, are divided, too.
+    """
+    return _Propagation(graph, inputs, rows, {}, table_rows).result()
 
 
 _PlacedBodies: TypeAlias = dict[
@@ -84,12 +93,13 @@ class _Propagation:
         inputs: Sequence[Placement],
         rows: int | None,
         placed_bodies: _PlacedBodies,
+        table_rows: frozenset[int] = frozenset(),
     ) -> None:
         self._placed_bodies = placed_bodies
         if graph.taken:
             rows = next(iter(graph.taken.values()))
         self._placed = Placed(graph, needed(graph), list(inputs), rows)
-        self._table_rows = table_rules.rows_of(inputs)
+        self._table_rows = table_rules.rows_of(inputs) | table_rows
         self._reduced: set[Value] = set()
         """Partial values that are reduced at once, since a node needs them whole."""
         self._rounds: dict[Value, int] = {}

@@ -133,7 +133,7 @@ class Tables:
             first = split.first(table.shape[0])
             for begin, end in _parts(table, split.count(table.shape[0])):
                 rows = tf.cast(rows_of(first + begin, first + end), table.dtype)
-                piece[begin:end].assign(rows)
+                set_rows(piece, begin, rows)
 
     def _gathered(self, table: DividedTable, first: int, end: int) -> Array:
         dtype = table.dtype.as_numpy_dtype
@@ -219,6 +219,15 @@ class Tables:
         yield tensors
         for place, whole in wholes.items():
             self.assign(tables[place], partial(_rows_of, whole.value()))
+
+
+def set_rows(variable: Any, first: int, rows: Tensor) -> None:
+    """Set rows of a ``tf.Variable`` from ``first`` on, in its memory."""
+    # To write ``variable[first:end].assign`` would read it, and so copy all of it.
+    end = first + int(rows.shape[0])
+    tf.raw_ops.ResourceStridedSliceAssign(
+        ref=variable.handle, begin=[first], end=[end], strides=[1], value=rows
+    )
 
 
 def _rows_of(value: Tensor, first: int, end: int) -> Tensor:

@@ -93,6 +93,7 @@ def install(
     def is_paused() -> bool:
         return (
             session.within("saving")
+            or session.within("initializing")
             or program_kind.distributes_itself()
             # Each rank predicts for the rows that its program has.
             or (not session.divides and session.within("predicting"))
@@ -113,7 +114,12 @@ def install(
         new_exchanger, running = runs.exchanger, runs.running
     tables = Tables(ranks, group, session.warn)
     if options.shard_tables is not None and ranks.size > 1:
-        DividedWeights(tables, options.shard_tables).install()
+        DividedWeights(
+            tables,
+            options.shard_tables,
+            undivided=partial(session.once, "initializing"),
+            warn=session.warn,
+        ).install()
         session.tables = tables
     if ranks.size > 1:
         hook = Hook(
