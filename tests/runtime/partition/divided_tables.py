@@ -210,13 +210,16 @@ def test_rows_are_made_with_the_bits_of_the_whole(
     assert simulation.warned == []
 
 
-def test_other_initializers_make_all_rows(simulation: _Simulation) -> None:
+def test_other_initializers_make_all_rows(
+    simulation: _Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ones(shape: Any, dtype: Any = None) -> Tensor:
         calls.append(shape)
         value: Tensor = tf.ones(shape, dtype)
         return value
 
     calls: list[Any] = []
+    monkeypatch.setattr(divided_weights, "CHUNK_BYTES", 100)
     with simulation.of(2):
         variable = keras.Variable(ones, ODD, "float32")
         np.testing.assert_array_equal(variable.numpy(), np.ones(ODD))

@@ -29,6 +29,7 @@ from tfcluster.runtime.partition.rewrite import Written, returned, rewrite
 from tfcluster.runtime.partition.rules.random import WITH_STATE, is_stateful_draw
 from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
+from tfcluster.runtime.partition.table_lookups import gather_from_handles
 from tfcluster.runtime.partition.tables import DividedTable
 from tfcluster.runtime.partition.taken_batches import Taken, TakenElement, fetches_of
 from tfcluster.runtime.partition.tf_functions import HostFunction
@@ -307,6 +308,8 @@ class Programs:
         taken = Taken(self._taken_rows, self._ranks.size, self._note)
         graph = specialise(self.function, own, batches, taken)
         self._names = _names_of(graph)[: len(own)]
+        pairs = zip(graph.inputs, inputs, strict=True)
+        gather_from_handles(graph, [v for v, given in pairs if given.table is not None])
         seconds["specialise"] = clock() - began
         began = clock()
         rows, placements = self._placements(inputs)

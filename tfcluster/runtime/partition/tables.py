@@ -134,6 +134,7 @@ class Tables:
             for begin, end in _parts(table, split.count(table.shape[0])):
                 rows = tf.cast(rows_of(first + begin, first + end), table.dtype)
                 set_rows(piece, begin, rows)
+            read_in_place(piece)
 
     def _gathered(self, table: DividedTable, first: int, end: int) -> Array:
         dtype = table.dtype.as_numpy_dtype
@@ -228,6 +229,11 @@ def set_rows(variable: Any, first: int, rows: Tensor) -> None:
     tf.raw_ops.ResourceStridedSliceAssign(
         ref=variable.handle, begin=[first], end=[end], strides=[1], value=rows
     )
+
+
+def read_in_place(variable: Any) -> None:
+    """Let reads of all rows return the variable's memory after ``set_rows``."""
+    tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
 
 
 def _rows_of(value: Tensor, first: int, end: int) -> Tensor:

@@ -26,6 +26,7 @@ from tfcluster.runtime.partition.tables import (
     DividedTable,
     EagerTables,
     Tables,
+    read_in_place,
     set_rows,
 )
 from tfcluster.runtime.tensor_types import DType, Tensor
@@ -122,11 +123,12 @@ class DividedWeights:
             except NotImplementedError as error:
                 reason = str(error)
         nbytes = math.prod(shape) * dtype.size
-        self._warn(
-            f"each rank makes all rows of {path} at first ({nbytes / 1e6:.0f} MB): its "
-            f"initializer cannot make some of them ({reason}). Keras's uniform and "
-            "normal initializers and constants can"
-        )
+        if nbytes > CHUNK_BYTES:
+            self._warn(
+                f"each rank makes all rows of {path} at first ({nbytes / 1e6:.0f} MB): "
+                f"its initializer cannot make some of them ({reason}). Keras's uniform "
+                "and normal initializers and constants can"
+            )
         whole = tf.convert_to_tensor(initializer(shape, dtype=dtype.name))
 
         def rows(split: Split) -> Tensor:
@@ -198,4 +200,5 @@ def _piece(
         chunk = Split(split.rank * chunks + number, split.size * chunks)
         first = chunk.first(shape[0]) - split.first(shape[0])
         set_rows(piece, first, rows_of(chunk))
+    read_in_place(piece)
     return piece
