@@ -31,6 +31,24 @@ def gather_from_handles(graph: OpGraph, tables: Iterable[Value]) -> None:
             gather_from_handles(body, [own for own, value in pairs if value in handles])
         if _is_lookup(node, handles):
             _gather_from_handle(node, after)
+    _drop_reads(graph, handles, after)
+
+
+def _drop_reads(
+    graph: OpGraph, handles: set[Value], after: dict[Node, list[Node]]
+) -> None:
+    """Let nothing wait for reads of which nobody needs the value."""
+    used = {
+        value for node in graph.nodes if not node.is_folded for value in node.inputs
+    }
+    used.update(graph.outputs)
+    for read in graph.nodes:
+        if read.type != "ReadVariableOp" or read.inputs[0] not in handles:
+            continue
+        if read.outputs[0] not in used:
+            for waiting in after.get(read, ()):
+                waiting.controls.remove(read)
+                waiting.controls += read.controls
 
 
 def _is_lookup(node: Node, handles: set[Value]) -> bool:

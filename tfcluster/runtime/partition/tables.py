@@ -139,8 +139,8 @@ class Tables:
     def _gathered(self, table: DividedTable, first: int, end: int) -> Array:
         dtype = table.dtype.as_numpy_dtype
         own = b"".join(
-            np.asarray(piece.value()[slice(*bounds)]).tobytes()
-            for piece, bounds in zip(
+            _read_rows(piece, begin, stop).tobytes()
+            for piece, (begin, stop) in zip(
                 table.pieces, self._overlaps(table, first, end), strict=True
             )
         )
@@ -231,8 +231,17 @@ def set_rows(variable: Any, first: int, rows: Tensor) -> None:
     )
 
 
+def _read_rows(variable: Any, begin: int, end: int) -> Array:
+    """Rows of a ``tf.Variable``, without a copy of all of them."""
+    rows = tf.raw_ops.ResourceGather(
+        resource=variable.handle, indices=tf.range(begin, end), dtype=variable.dtype
+    )
+    read_in_place(variable)
+    return np.asarray(rows)
+
+
 def read_in_place(variable: Any) -> None:
-    """Let reads of all rows return the variable's memory after ``set_rows``."""
+    """Let reads return the memory of a variable of which some rows were read or set."""
     tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
 
 
