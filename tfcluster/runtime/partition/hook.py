@@ -31,6 +31,7 @@ from tfcluster.runtime.partition.programs import (
     gather,
 )
 from tfcluster.runtime.partition.rewrite import Written
+from tfcluster.runtime.partition.table_lookups import made_whole
 from tfcluster.runtime.partition.tables import Tables
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
@@ -393,6 +394,8 @@ class Hook:
         if not program.is_noted:
             program.is_noted = True
             self.programs.append(program)
+            if program.placed is not None:
+                self._tables.note_whole(program.label, made_whole(program.placed))
             if program.error is not None:
                 reason = f"{program.label} is computed whole: {program.error}"
                 sys.stderr.write(f"tfcluster: {reason}\n")

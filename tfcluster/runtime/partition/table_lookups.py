@@ -1,4 +1,4 @@
-"""Lookups in a divided variable, without a copy of the rows that a rank has.
+"""Reads of divided variables: lookups without a copy, and what needs all rows.
 
 Keras reads a whole variable and gathers rows of it. TensorFlow copies a variable that
 is read if others change some of its rows.
@@ -12,6 +12,9 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value
+from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
+from tfcluster.runtime.partition.propagate import Placed
+from tfcluster.runtime.partition.rules.tables import rows_of
 
 
 def gather_from_handles(graph: OpGraph, tables: Iterable[Value]) -> None:
@@ -80,6 +83,24 @@ def _gather_from_handle(node: Node, after: dict[Node, list[Node]]) -> None:
     for waiting in later:
         waiting.controls.append(node)
     after.setdefault(node, []).extend(later)
+
+
+def made_whole(placed: Placed) -> list[str]:
+    """The ops for which ranks make all rows of a divided variable, or as many."""
+    rows = rows_of(placed.inputs)
+    names = [
+        node.name
+        for node, plan in placed.plans.items()
+        for value, want in zip(node.inputs, plan.want, strict=not node.is_folded)
+        if want == REPLICATE and _is_table(value, placed.placements[value], rows)
+    ]
+    bodies = (body for bodies in placed.bodies.values() for body in bodies)
+    return [*names, *(name for body in bodies for name in made_whole(body))]
+
+
+def _is_table(value: Value, placement: Placement, rows: frozenset[int]) -> bool:
+    is_divided = isinstance(placement, Shard) and placement.rows in rows
+    return is_divided and len(value.shape or ()) > 1
 
 
 def _ancestors(node: Node) -> set[Node]:

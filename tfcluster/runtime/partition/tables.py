@@ -197,7 +197,15 @@ class Tables:
         received: list[int] | None = json.loads(data)
         return received
 
-    # --- functions that are not divided -----------------------------------------------
+    # --- what needs whole variables -----------------------------------------------
+
+    def note_whole(self, function: str, ops: Sequence[str]) -> None:
+        """Warn that a function makes whole divided variables for these ops."""
+        if ops:
+            self._warn(
+                f"{function} needs all rows of weights that are divided, so each rank "
+                f"makes them whole in each call, for the ops {', '.join(ops[:3])}"
+            )
 
     @contextmanager
     def made_whole(
