@@ -26,7 +26,7 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.placement import Ranks, Shard
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 4 << 20
 """Rows are made, sent and saved in chunks of about this size."""
 _CHIEF = 0
 
