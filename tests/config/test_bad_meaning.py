@@ -221,6 +221,16 @@ BAD = [
         "3:19",
         "2 shards are too few for 3 ranks",
     ),
+    Bad(
+        f"{SMALLEST}runtime: {{strategy: local_sgd, shard_optimizer: true}}\n",
+        "3:49",
+        "'shard_optimizer' is for strategy collective, not for local_sgd",
+    ),
+    Bad(
+        f"{SMALLEST}runtime: {{shards: 8, shard_optimizer: true}}\n",
+        "3:39",
+        "'shard_optimizer' is not for 'shards'",
+    ),
     Bad(f"{SMALLEST}workdir: {{sync: /}}\n", "3:17", "'/' is not a separate folder"),
     Bad(
         f"{SMALLEST}workdir: {{sync: ../x}}\n",

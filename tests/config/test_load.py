@@ -49,6 +49,7 @@ runtime:
   bucket_mb: 25
   compression: none
   error_feedback: false
+  shard_optimizer: false
   batch: global
   synchronous: false
   warm_start: true

@@ -162,6 +162,12 @@ class RuntimeSection(Section):
         "Divide weights that are larger than this, such as tables of embeddings, by "
         "rows over the ranks, with the optimizer's variables for them.",
     )
+    shard_optimizer: bool = key(
+        kinds.FLAG,
+        False,
+        "Divide the optimizers' variables, such as Adam's moments, among the tasks: "
+        "each holds and updates its piece.",
+    )
     data: str = key(
         kinds.words("shared", "seed_offset"),
         "shared",

@@ -47,6 +47,7 @@ def check_rules(cluster: ClusterSection, findings: Findings) -> None:
         _check_error_feedback(cluster, findings)
         _check_shards(cluster, findings)
         _check_tables(cluster, findings)
+        _check_shard_optimizer(cluster, findings)
     if findings.sound("tasks", "runtime", "restart"):
         _check_min(cluster, findings)
         _check_restart(cluster, findings)
@@ -238,6 +239,22 @@ def _check_tables(cluster: ClusterSection, findings: Findings) -> None:
                 "same steps"
             )
             findings.error(("runtime", key), message)
+
+
+def _check_shard_optimizer(cluster: ClusterSection, findings: Findings) -> None:
+    runtime, chosen = cluster.runtime, strategy(cluster)
+    if not runtime.shard_optimizer:
+        return
+    path = ("runtime", "shard_optimizer")
+    if chosen is not Strategy.COLLECTIVE:
+        message = f"'shard_optimizer' is for strategy collective, not for {chosen}"
+        findings.error(path, message)
+    if runtime.shards is not None:
+        message = (
+            "'shard_optimizer' is not for 'shards', where a rank may have several "
+            "parts of a batch and must add them up in a fixed order"
+        )
+        findings.error(path, message, "remove one of the two")
 
 
 def _check_restart(cluster: ClusterSection, findings: Findings) -> None:

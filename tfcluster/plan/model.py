@@ -68,6 +68,8 @@ class Runtime:
     each rank, and then the bits of the weights depend on the number of ranks."""
     shard_tables: int | None = None
     """Weights larger than this, in bytes, are divided by rows; None: none are."""
+    shard_optimizer: bool = False
+    """Whether each rank holds a piece of the optimizers' variables."""
     data: str = "shared"
     """shared | seed_offset: with seed_offset, each rank shuffles all data by itself."""
     sync_every: int | None = None

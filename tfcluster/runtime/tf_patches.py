@@ -111,6 +111,13 @@ FLAT_CALL = Patch(
     "division of functions whose gradients a tape computes",
 )
 
+VARIABLE_HANDLE = Patch(
+    "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
+    "handle",
+    "whole values of variables of which ranks hold pieces",
+    how="property",
+)
+
 TRACE = Patch(
     "tensorflow.python.eager.polymorphic_function.tracing_compilation",
     "_create_concrete_function",

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfcluster.protocol.wire import loads
 from tfcluster.runtime.collective import Group, Signature, tensor_words
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.partition.exchange import gathered
+from tfcluster.runtime.partition.host_rows import gathered
 from tfcluster.runtime.partition.placement import Shard
 from tfcluster.runtime.partition.programs import ProgramInput, RowPart
 from tfcluster.runtime.partition.variables import VariableCheck, Watched, digest
@@ -31,14 +31,20 @@ _CHIEF = 0
 class Agreement:
     """Compares programs, batches and variables over the ranks.
 
-    ``warn`` is called on all ranks with a text.
+    ``warn`` is called on all ranks with a text. For ``is_divided``, see
+    ``VariableCheck``.
     """
 
-    def __init__(self, group: Group, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        warn: Callable[[str], None],
+        is_divided: Callable[[Tensor], bool] = lambda handle: False,
+    ) -> None:
         self._group = group
         self._warn = warn
         self._signatures: dict[str, tuple[Sequence[Watched], Signature]] = {}
-        self.variables = VariableCheck(group, warn)
+        self.variables = VariableCheck(group, warn, is_divided)
 
     def on(
         self,

@@ -133,6 +133,8 @@ class _Vector:
 class OpsExchanger:
     """An ``Exchanger`` of ``program``; ``host`` does what the ops do not support."""
 
+    scatters = False
+
     def __init__(self, collectives: Collectives, host: Exchanger, program: str) -> None:
         self.bucket_bytes = host.bucket_bytes
         self._collectives = collectives

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -31,15 +31,18 @@ from tfcluster.runtime.collective.packing import (
 from tfcluster.runtime.collective.rounding import (
     Residual,
     Rounding,
+    is_half_precision,
 )
+from tfcluster.runtime.collective.scattering import allgathered, reduce_scattered
 from tfcluster.runtime.collective.shard_sums import reduced_in_order
-from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.partition.functions import LOOPS
-from tfcluster.runtime.partition.graph import Node, Value
+from tfcluster.runtime.partition.graph import Node, Value, sizes_of
+from tfcluster.runtime.partition.host_rows import gathered, joined, rows_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Partial,
     Placement,
+    Replicate,
     Shape,
     Shard,
     Split,
@@ -68,6 +71,9 @@ class ExchangeRequest:
     """The number of rows of the batch, over all ranks."""
     others: tuple[Ref, ...] = ()
     """More terms, if the process has several ranks; see ``Ranks.nodes``."""
+    result: Replicate | Shard = REPLICATE
+    """What the rank gets: a piece only of a sum, from an exchanger that ``scatters``.
+    """
 
     @property
     def terms(self) -> tuple[Ref, ...]:
@@ -97,6 +103,10 @@ class Exchanger(Protocol):
         """The size above which reductions are split into several exchanges."""
 
     @property
+    def scatters(self) -> bool:
+        """Whether it can give each rank its piece of a sum."""
+
+    @property
     def words(self) -> Sequence[str]:
         """What is exchanged, in words that ranks compare before the program runs.
 
@@ -104,7 +114,7 @@ class Exchanger(Protocol):
         """
 
     def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
-        """Write one exchange; returns the whole tensors, in order.
+        """Write one exchange; returns the results, in order.
 
         The op that ends the exchange is then ``writer.last``.
         """
@@ -139,6 +149,7 @@ class HostExchanger:
         self._rounding = rounding
         self._feeds_back = feeds_back
         self._ranks = ranks
+        self.scatters = ranks is None
         self._functions: list[HostFunction] = []
         """They must live as long as the ops that call them."""
 
@@ -158,33 +169,41 @@ class HostExchanger:
             with group.exchange(signature, data=small.packed(terms)) as call:
                 results = small.results(call, terms)
             pairs = zip(results, arrays, strict=True)
-            return [result.astype(term.dtype, copy=False) for result, term in pairs]
+            wholes = [result.astype(term.dtype, copy=False) for result, term in pairs]
+            return self._finished(requests, dict(enumerate(wholes)), {})
 
         def run(*arrays: Array) -> list[Array]:
             rest = iter(arrays)
             counts = [len(request.terms) for request in requests]
             terms = [list(itertools.islice(rest, count)) for count in counts]
-            results = {}
+            wholes: dict[int, Array] = {}
+            pieces: dict[int, Array] = {}
             with group.exchange(signature) as call:
                 if rounding is not None and call.transport.several_hosts:
-                    results = _rounded(call, arrays, rounded, rounding, residuals)
+                    wholes = _rounded(call, arrays, rounded, rounding, residuals)
+                if call.transport.scatters and self.scatters:
+                    first = [of_request[0] for of_request in terms]
+                    pieces = _scattered(call, requests, first)
+                    wholes |= _gathered_together(call, requests, first)
                 for i, request in enumerate(requests):
-                    if isinstance(request.placement, Shard):
+                    if isinstance(request.placement, Shard) and i not in wholes:
                         rows, placement = terms[i][0], request.placement
-                        results[i] = gathered(call.transport, rows, placement)
+                        wholes[i] = gathered(call.transport, rows, placement)
                 for name, op in _OPS.items():
                     places = [
                         i
                         for i, request in enumerate(requests)
-                        if request.placement == Partial(name) and i not in results
+                        if request.placement == Partial(name)
+                        and i not in wholes
+                        and i not in pieces
                     ]
                     operands = [[numbers(term) for term in terms[i]] for i in places]
                     for i, array in zip(
                         places, self._reduced(call, operands, op), strict=True
                     ):
                         dtype = terms[i][0].dtype
-                        results[i] = array.astype(dtype, copy=False)
-            return [np.asarray(results[i], order="C") for i in range(len(requests))]
+                        wholes[i] = array.astype(dtype, copy=False)
+            return self._finished(requests, wholes, pieces)
 
         function = HostFunction(run if small is None else run_at_once)
         self._functions.append(function)
@@ -195,6 +214,22 @@ class HostExchanger:
             {"token": function.token, "Tout": dtypes},
             "exchange",
         )
+
+    def _finished(
+        self,
+        requests: Sequence[ExchangeRequest],
+        wholes: Mapping[int, Array],
+        pieces: Mapping[int, Array],
+    ) -> list[Array]:
+        """What the rank gets: pieces that are there, wholes, or its rows of wholes."""
+        split = Split(self._group.rank, self._group.size)
+        results = []
+        for i, request in enumerate(requests):
+            result = pieces[i] if i in pieces else wholes[i]
+            if isinstance(request.result, Shard) and i not in pieces:
+                result = rows_of(result, request.result, split)
+            results.append(np.asarray(result, order="C"))
+        return results
 
     def _small(self, requests: Sequence[ExchangeRequest]) -> SmallReduction | None:
         """The reduction of these tensors if they are small: equal on all ranks."""
@@ -248,6 +283,53 @@ def _rounded(
     return results
 
 
+def _scattered(
+    call: CollectiveCall, requests: Sequence[ExchangeRequest], terms: Sequence[Array]
+) -> dict[int, Array]:
+    """This rank's pieces of the sums of which each rank gets a piece."""
+    places = [
+        i
+        for i, request in enumerate(requests)
+        if isinstance(request.result, Shard) and not is_half_precision(terms[i].dtype)
+    ]
+    size = call.transport.size
+    parts: list[list[Array]] = [[] for _ in range(size)]
+    for i in places:
+        shard = requests[i].result
+        assert isinstance(shard, Shard)
+        for rank, of_rank in enumerate(parts):
+            of_rank.append(rows_of(terms[i], shard, Split(rank, size)))
+    pieces = reduce_scattered(call, parts, ReduceOp.SUM)
+    return dict(zip(places, pieces, strict=True))
+
+
+def _gathered_together(
+    call: CollectiveCall, requests: Sequence[ExchangeRequest], arrays: Sequence[Array]
+) -> dict[int, Array]:
+    """The whole tensors of which ranks have rows, and whose sizes are known."""
+    places, shards, wholes = [], [], []
+    for i, request in enumerate(requests):
+        shape = sizes_of(request.shape)
+        known = shape is not None and arrays[i].dtype != np.object_
+        if isinstance(request.placement, Shard) and known:
+            places.append(i)
+            shards.append(request.placement)
+            wholes.append(shape)
+    size = call.transport.size
+    shapes = [
+        [
+            sizes_of(Split(rank, size).local_shape(shape or (), shard)) or ()
+            for shape, shard in zip(wholes, shards, strict=True)
+        ]
+        for rank in range(size)
+    ]
+    of_ranks = allgathered(call, [arrays[i] for i in places], shapes)
+    return {
+        i: joined([parts[number] for parts in of_ranks], shards[number])
+        for number, i in enumerate(places)
+    }
+
+
 def words_of(requests: Sequence[ExchangeRequest]) -> tuple[str, ...]:
     """The words for these tensors in a ``Signature``."""
     return tuple(
@@ -265,42 +347,6 @@ def numbers(array: Array) -> Array:
     return array.astype(np.uint8) if array.dtype == np.bool_ else array
 
 
-def gathered(transport: HostTransport, array: Array, shard: Shard) -> Array:
-    """The whole array, of which every rank has its rows."""
-    parts = transport.allgather(_packed(array))
-    before, after = array.shape[: shard.dim], array.shape[shard.dim + 1 :]
-    shape = (*before, shard.outer, -1, *after)
-    if 0 in before or 0 in after:
-        return np.zeros((*before, shard.size, *after), array.dtype)
-    whole = np.concatenate(
-        [_unpacked(part, array.dtype).reshape(shape) for part in parts],
-        axis=shard.dim + 1,
-    )
-    return whole.reshape((*before, shard.size, *after))
-
-
-def _packed(array: Array) -> bytes:
-    """The elements; strings after their number and their lengths."""
-    if array.dtype != np.object_:
-        return np.ascontiguousarray(array).tobytes()
-    strings = [bytes(string) for string in array.reshape(-1)]
-    sizes = np.array([len(strings), *map(len, strings)], np.int64)
-    return b"".join([sizes.tobytes(), *strings])
-
-
-def _unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
-    """The elements, in one dimension."""
-    if dtype != np.object_:
-        return np.frombuffer(data, dtype)
-    count = int(np.frombuffer(data, np.int64, 1)[0])
-    sizes = np.frombuffer(data, np.int64, count, 8)
-    ends = 8 * (count + 1) + np.cumsum(sizes)
-    strings = np.empty(count, np.object_)
-    for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
-        strings[index] = bytes(data[end - size : end])
-    return strings
-
-
 # --- without an exchange: local SGD ---------------------------------------------------
 
 
@@ -308,6 +354,7 @@ class OwnRows:
     """The ``Exchanger`` of a rank that exchanges nothing."""
 
     words = ()
+    scatters = False
     bucket_bytes = BUCKET_BYTES
 
     def __init__(self, split: Split) -> None:

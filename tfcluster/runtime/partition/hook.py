@@ -6,8 +6,8 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
 from tfcluster.runtime.partition.functions import (
     Function,
@@ -90,7 +91,8 @@ class Hook:
     Only calls by the main thread are divided, and none from within a program: so all
     ranks divide the same calls. While ``is_paused()`` nothing is divided, since other
     ranks may not be calling the function. ``ran`` is called after each program. With
-    ``alone``, functions that train compute this rank's rows and exchange nothing.
+    ``alone``, functions that train compute this rank's rows and exchange nothing. With
+    ``divided``, ranks hold pieces of the optimizers' variables.
     """
 
     def __init__(
@@ -108,7 +110,9 @@ class Hook:
         variable_names: VariableNames = dict,
         alone: Alone | None = None,
         tables: Tables | None = None,
+        divided: DividedVariables | None = None,
     ) -> None:
+        self._divided = divided
         self._alone = alone
         self._tables = Tables(ranks) if tables is None else tables
         self._own_rows = None if alone is None else OwnRows(ranks.splits[0])
@@ -197,6 +201,7 @@ class Hook:
                 whole = self._checked(programs.without_batches(values))
                 if whole.is_divided and whole.written and whole.written.exchanges:
                     raise
+                self._make_whole(rest)
                 tensors = [tensor for value in values for tensor in value.tensors]
                 return original(context, whole.name.encode(), tensors, outputs)
             values += [ProgramInput(tensor) for tensor in taken]
@@ -216,18 +221,30 @@ class Hook:
                 rest = handed(programs.fetches, taken, own)
                 with self._tables.made_whole(rest, program.label) as rest:
                     return original(context, name, rest, outputs)
-            tensors = [tensor for value in values for tensor in value.tensors]
             running: AbstractContextManager[None] = nullcontext()
             if program.written is not None:
                 running = self._running(program.label, program.written)
-            with running:
-                result = original(context, program.name.encode(), tensors, outputs)
+            with running, self._holding(program, programs, values) as held:
+                result = original(context, program.name.encode(), held, outputs)
             for index, part in program.parts.items():
                 self._note_part(result[index], part)
             self._ran(program)
             return result
         finally:
             self._busy.now = False
+
+    @contextmanager
+    def _holding(
+        self, program: RankProgram, programs: Programs, values: Sequence[ProgramInput]
+    ) -> Iterator[list[Tensor]]:
+        """The inputs, with the pieces of variables that the program gets."""
+        tensors = [tensor for value in values for tensor in value.tensors]
+        if self._divided is None:
+            yield tensors
+            return
+        names = {v.place: v.name for v in programs.variables(values)}
+        with self._divided.held_as(tensors, program.variables, names) as held:
+            yield held
 
     def _variables(self) -> Sequence[Any]:
         """The ``tf.Variable`` objects of the function that is being called."""
@@ -261,6 +278,7 @@ class Hook:
 
         Even there a part must never be taken for the whole tensor.
         """
+        self._make_whole(inputs)
         if not self._parts or getattr(self._busy, "now", False):
             return inputs
         self._busy.now = True
@@ -273,6 +291,7 @@ class Hook:
         """The tensors, whole, for a function that cannot be divided."""
         places = [place for place, value in enumerate(values) if value.part is not None]
         tensors = [value.tensor for value in values]
+        self._make_whole(tensors)
         if places:
             parts = [values[place] for place in places]
             key = tuple((part.tensor.dtype, part.part) for part in parts)
@@ -300,6 +319,11 @@ class Hook:
                     "function, or while a model is saved. Call it in the program's "
                     "main thread, or raise runtime.shard_tables"
                 )
+
+    def _make_whole(self, inputs: Sequence[Tensor]) -> None:
+        """Gather the variables among the inputs of which ranks hold pieces."""
+        if self._divided is not None:
+            self._divided.make_whole(inputs)
 
     # --- programs ---------------------------------------------------------------------
 
@@ -371,6 +395,7 @@ class Hook:
             self._variable_names,
             self._visible(function),
             self._own_rows,
+            self._divided is not None,
         )
 
     def _visible(self, function: Function) -> int | None:

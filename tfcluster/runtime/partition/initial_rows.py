@@ -29,7 +29,7 @@ class RowMaker:
             parsed(traced.function_def), [Argument.of(each) for each in self._inputs]
         )
         whole = [REPLICATE] * len(self._inputs)
-        self._placed = propagate(graph, whole, rows, frozenset([rows]))
+        self._placed = propagate(graph, whole, rows, table_rows=frozenset([rows]))
         if self._placed.outputs != [Shard(0, rows)]:
             raise NotImplementedError("its rows depend on all rows")
         if any(has_effect(n) or is_stateful_draw(n) for n in graph.all_nodes()):

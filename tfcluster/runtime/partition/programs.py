@@ -33,6 +33,7 @@ from tfcluster.runtime.partition.table_lookups import gather_from_handles
 from tfcluster.runtime.partition.tables import DividedTable
 from tfcluster.runtime.partition.taken_batches import Taken, TakenElement, fetches_of
 from tfcluster.runtime.partition.tf_functions import HostFunction
+from tfcluster.runtime.partition.variable_placements import VariableShards, candidates
 from tfcluster.runtime.partition.variables import VariableNames, Watched, watched
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
@@ -114,6 +115,8 @@ class RankProgram:
     """What making it took, by pass."""
     parts: dict[int, RowPart] = field(default_factory=dict)
     """The outputs that are parts."""
+    variables: dict[int, Shard] = field(default_factory=dict)
+    """The inputs that are variables of which it gets a piece."""
     error: Exception | None = None
     """Why the function cannot be divided, if that was tried in vain."""
     function: str = ""
@@ -137,7 +140,7 @@ class RankProgram:
     def trains(self) -> bool:
         """Whether the program seems to train: it computes gradients."""
         if self._trains is None:
-            self._trains = self.placed is not None and _trains(self.placed)
+            self._trains = self.placed is not None and _trains(self.placed.graph)
         return self._trains
 
 
@@ -145,7 +148,8 @@ class Programs:
     """All programs of one function.
 
     Only the first ``visible`` outputs are seen by anybody but by other functions. With
-    ``own_rows``, functions that train exchange nothing.
+    ``own_rows``, functions that train exchange nothing. With ``divides_variables``,
+    those that train get pieces of an optimizer's variables.
     """
 
     def __init__(
@@ -157,9 +161,11 @@ class Programs:
         variable_names: VariableNames = dict,
         visible: int | None = None,
         own_rows: OwnRows | None = None,
+        divides_variables: bool = False,
     ) -> None:
         self.function = function
         self._own_rows = own_rows
+        self._divides_variables = divides_variables
         self.fetches: list[TakenElement] = fetches_of(function)
         self._ranks = ranks
         self._new_exchanger = new_exchanger
@@ -309,17 +315,25 @@ class Programs:
         graph = specialise(self.function, own, batches, taken)
         self._names = _names_of(graph)[: len(own)]
         pairs = zip(graph.inputs, inputs, strict=True)
-        gather_from_handles(graph, [v for v, given in pairs if given.table is not None])
+        divided = [value for value, given in pairs if given.table is not None]
+        gather_from_handles(graph, divided)
         seconds["specialise"] = clock() - began
         began = clock()
         rows, placements = self._placements(inputs)
+        variables: VariableShards = {}
         if len(fetches) < len(self.fetches):
             tables = [value.table and value.placement for value in inputs]
             rows, placements = None, [table or REPLICATE for table in tables]
-        placed = propagate(graph, placements, rows)
+        elif self._divides_variables and _trains(graph):
+            variables = {
+                variable: shard
+                for variable, shard in candidates(graph, self._ranks.size).items()
+                if variable not in divided
+            }
+        placed = propagate(graph, placements, rows, variables)
         seconds["propagate"] = clock() - began
         alone = self._own_rows is not None and (
-            self.label.startswith(_OF_TAPES) or _trains(placed)
+            self.label.startswith(_OF_TAPES) or _trains(graph)
         )
         must_be_written = any(
             is_stateful_draw(node) or self._is_note(node) or is_in_order(node)
@@ -356,6 +370,9 @@ class Programs:
         for index, (placement, output) in enumerate(outputs):
             if isinstance(placement, Shard) and output.shape is not None:
                 program.parts[index] = RowPart(placement, output.shape)
+        for place, value in enumerate(graph.inputs):
+            if value in placed.variables:
+                program.variables[place] = placed.variables[value]
         return program
 
     def forget(self) -> list[RankProgram]:
@@ -402,15 +419,15 @@ class Programs:
                 return value.part.shard.rows
         arguments = inputs[: len(self.function.arguments)]
         named = [value for i, value in enumerate(arguments) if self._is_named(i)]
-        for candidates in (inputs[len(arguments) :], named, arguments):
-            rows = _most_rows(candidates, max(self._ranks.size, 2))
+        for chosen in (inputs[len(arguments) :], named, arguments):
+            rows = _most_rows(chosen, max(self._ranks.size, 2))
             if rows is not None:
                 return rows
         return None
 
 
-def _trains(placed: Placed) -> bool:
-    return any("gradient_tape/" in node.name for node in placed.graph.all_nodes())
+def _trains(graph: OpGraph) -> bool:
+    return any("gradient_tape/" in node.name for node in graph.all_nodes())
 
 
 def _names_of(graph: OpGraph) -> list[str]:

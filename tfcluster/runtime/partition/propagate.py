@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
-from tfcluster.runtime.partition import moments
+from tfcluster.runtime.partition import moments, variable_placements
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value, elements_of
 from tfcluster.runtime.partition.placement import (
@@ -25,6 +26,7 @@ from tfcluster.runtime.partition.rules import random as random_rules
 from tfcluster.runtime.partition.rules import tables as table_rules
 from tfcluster.runtime.partition.rules.all import RULES
 from tfcluster.runtime.partition.rules.table import LocalPlan, PlacedOp
+from tfcluster.runtime.partition.variable_placements import VariableShards
 
 _READS = frozenset(
     (
@@ -54,6 +56,11 @@ class Placed:
     bodies: dict[Node, tuple[Placed, ...]] = field(default_factory=dict)
     whole: set[Node] = field(default_factory=set)
     """Nodes with divided inputs that have no rule for them."""
+    variables: VariableShards = field(default_factory=dict)
+    """The variables of which a rank holds a piece."""
+    reduced: dict[Value, Placement] = field(default_factory=dict)
+    """Partial values that are reduced at once, to this placement, since a node needs
+    their sum: all of it or a piece."""
 
     @property
     def outputs(self) -> list[Placement]:
@@ -70,14 +77,24 @@ def propagate(
     graph: OpGraph,
     inputs: Sequence[Placement],
     rows: int | None,
+    variables: VariableShards = MappingProxyType({}),
     table_rows: frozenset[int] = frozenset(),
 ) -> Placed:
     """Placements for a graph whose inputs have the placements ``inputs``.
 
     ``rows`` is the number of rows of the batch. Tensors that have as many rows as a
     divided variable, or ``table_rows``, are divided, too.
+
+    Of ``variables`` a rank holds a piece where all that uses them agrees with it.
     """
-    return _Propagation(graph, inputs, rows, {}, table_rows).result()
+    while True:
+        placed = _Propagation(graph, inputs, rows, {}, variables, table_rows).result()
+        agreeing = variable_placements.agreeing(
+            variables, placed.nodes, graph.outputs, placed.placements, placed.plans
+        )
+        if len(agreeing) == len(variables):
+            return placed
+        variables = agreeing
 
 
 _PlacedBodies: TypeAlias = dict[
@@ -93,15 +110,22 @@ class _Propagation:
         inputs: Sequence[Placement],
         rows: int | None,
         placed_bodies: _PlacedBodies,
+        variables: VariableShards = MappingProxyType({}),
         table_rows: frozenset[int] = frozenset(),
     ) -> None:
         self._placed_bodies = placed_bodies
         if graph.taken:
             rows = next(iter(graph.taken.values()))
-        self._placed = Placed(graph, needed(graph), list(inputs), rows)
+        self._placed = Placed(
+            graph, needed(graph), list(inputs), rows, variables=variables
+        )
+        self._shards = {
+            read.outputs[0].shape: variables[read.inputs[0]]
+            for read in self._placed.nodes
+            if read.inputs and read.inputs[0] in variables and read.outputs
+        }
+        """How variables of these shapes are divided."""
         self._table_rows = table_rules.rows_of(inputs) | table_rows
-        self._reduced: set[Value] = set()
-        """Partial values that are reduced at once, since a node needs them whole."""
         self._rounds: dict[Value, int] = {}
         """How many exchanges, one after another, must end before a value is there."""
 
@@ -123,10 +147,10 @@ class _Propagation:
         more: set[Value] = set()
         for _ in range(_MOST_ROUNDS):
             self._pass(more)
-            more = self._needed_whole() - self._reduced
+            more = self._to_reduce() - set(placed.reduced)
             if not more:
                 break
-            self._reduced |= more
+            placed.reduced.update((value, self._reduced_to(value)) for value in more)
 
     def _pass(self, changed: set[Value]) -> None:
         """Find plans for the nodes that have none, or that use a changed value."""
@@ -146,8 +170,8 @@ class _Propagation:
     def _seen(self, value: Value) -> Placement:
         """The placement as the nodes that use the value see it."""
         placement = self._placed.placements[value]
-        if isinstance(placement, Partial) and value in self._reduced:
-            return REPLICATE
+        if isinstance(placement, Partial):
+            return self._placed.reduced.get(value, placement)
         return placement
 
     def _rounds_seen(self, value: Value) -> int:
@@ -163,13 +187,24 @@ class _Propagation:
         wants = zip(node.inputs, self._placed.plans[node].want, strict=True)
         placements = self._placed.placements
         before = [
-            self._rounds[value] + (want == REPLICATE != placements[value])
+            self._rounds[value] + _is_exchanged(placements[value], want)
             for value, want in wants
         ]
         own = any(body.exchanges() for body in self._placed.bodies.get(node, ()))
         return max(before, default=0) + own
 
-    def _needed_whole(self) -> set[Value]:
+    def _reduced_to(self, value: Value) -> Placement:
+        """What a sum of terms becomes: a piece, if there is a variable to update by it.
+
+        An optimizer uses gradients of the shape of its variables. Who needs all of such
+        a sum gathers it from the pieces, which takes no more than an all-reduce.
+        """
+        if self._placed.placements[value] != SUM:
+            return REPLICATE
+        return self._shards.get(value.shape, REPLICATE)
+
+    def _to_reduce(self) -> set[Value]:
+        """The Partial values whose terms alone are of no use for a node."""
         placed = self._placed
         return {
             self._source(value)
@@ -220,6 +255,7 @@ class _Propagation:
             random_rules.by_rows(node, self._placed.rows)
             or table_rules.plan_of(node, placements, self._table_rows)
             or moments.plan_of(node, placements)
+            or variable_placements.plan_of(node, self._placed.variables)
         )
         if plan is not None:
             return plan
@@ -235,7 +271,9 @@ class _Propagation:
             raise NotImplementedError(
                 f"{node.type} has no rule for a table that is divided by rows"
             )
-        if not all(map(is_whole, placements)):
+        divides = bool(self._placed.variables)
+        gathers = divides and variable_placements.is_assignment(node)
+        if not all(map(is_whole, placements)) and not gathers:
             self._placed.whole.add(node)
         return LocalPlan(
             [
@@ -324,6 +362,13 @@ class _Propagation:
             for index, placement in enumerate(inputs)
         ]
         return self._within(body, divided, rows)
+
+
+def _is_exchanged(placement: Placement, want: Placement) -> bool:
+    """Whether ranks exchange a value to give it the placement that a node wants."""
+    if isinstance(placement, Partial):
+        return want != placement
+    return want == REPLICATE != placement
 
 
 def _is_possible(node: Node, placements: Sequence[Placement], plan: LocalPlan) -> bool:

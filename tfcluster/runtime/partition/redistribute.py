@@ -200,11 +200,14 @@ class Redistribution:
     # --- exchanges --------------------------------------------------------------------
 
     def exchange(self, pending: Mapping[Value, None]) -> None:
-        """Make these values whole on every rank."""
+        """Make these values whole on every rank, or give each its piece of a sum.
+
+        Of such a sum, ``get`` may still need another exchange to make it whole.
+        """
         reductions: list[Value] = []
         gathers: list[Value] = []
         for value in pending:
-            placement = self._placed.placements[value]
+            placement = self._held(value)
             kind = reductions if isinstance(placement, Partial) else gathers
             kind.append(value)
         reductions.sort(key=lambda value: self._order.get(value.node, 0))
@@ -213,10 +216,28 @@ class Redistribution:
         for bucket in _buckets(reductions, gathers, limit):
             self._exchange_bucket(bucket)
 
+    def _held(self, value: Value) -> Placement:
+        """What ranks have of a value that they exchange: terms, rows or pieces."""
+        placement = self._placed.placements[value]
+        if placement in self._forms[value]:
+            pieces = self._placed.reduced.get(value)
+            return pieces if pieces in self._forms[value] else placement
+        return placement
+
+    def _result(self, value: Value, held: Placement) -> Replicate | Shard:
+        """What they have of it then."""
+        target = self._placed.reduced.get(value)
+        exchanger = self._traffic.exchanger
+        scatters = exchanger is not None and exchanger.scatters
+        if scatters and isinstance(held, Partial) and isinstance(target, Shard):
+            return target
+        return REPLICATE
+
     def _exchange_bucket(self, values: Sequence[Value]) -> None:
         requests = []
         for value in values:
-            placement = self._placed.placements[value]
+            placement = self._held(value)
+            result = self._result(value, placement)
             shape = value.shape
             refs = self._forms[value].get(placement)
             if isinstance(placement, ListOf):
@@ -236,31 +257,38 @@ class Redistribution:
             ref, *others = self._combined(refs, placement, shape)
             name, rows = value.node.name, self._placed.rows
             requests.append(
-                ExchangeRequest(ref, placement, shape, name, rows, tuple(others))
+                ExchangeRequest(
+                    *(ref, placement, shape, name, rows, tuple(others), result)
+                )
             )
-        whole = [request.ref for request in requests]
+        results = [request.ref for request in requests]
         if self._ranks.exchanges:
             assert self._traffic.exchanger is not None
             with self._writer.after([self.last_exchange]):
-                whole = self._traffic.exchanger.write(self._writer, requests)
+                results = self._traffic.exchanger.write(self._writer, requests)
             self.last_exchange = self._writer.last
             # The shapes that the host's function does not give.
-            whole = [
-                self._writer.ensure_shape(ref, request.shape)
-                for ref, request in zip(whole, requests, strict=True)
+            results = [
+                self._writer.ensure_shape(ref, self._local_shape(request))
+                for ref, request in zip(results, requests, strict=True)
             ]
-        whole = [
+        results = [
             self._cast(ref, value.dtype)
             if isinstance(request.placement, Partial)
             else ref
-            for ref, request, value in zip(whole, requests, values, strict=True)
+            for ref, request, value in zip(results, requests, values, strict=True)
         ]
         self._traffic.values.append(values)
-        for value, ref in zip(values, whole, strict=True):
+        for value, ref, request in zip(values, results, requests, strict=True):
             if isinstance(self._placed.placements[value], ListOf):
                 self._forms[value][ListOf(REPLICATE)] = (self._from_tensor(ref),)
             else:
-                self._forms[value][REPLICATE] = (ref,)
+                self._forms[value][request.result] = (ref,)
+
+    def _local_shape(self, request: ExchangeRequest) -> Shape | None:
+        if request.shape is None:
+            return None
+        return self._splits[0].local_shape(request.shape, request.result)
 
     def _cast(self, ref: Ref, dtype: DType) -> Ref:
         if ref.dtype == dtype:

@@ -95,6 +95,8 @@ def rewrite(
         shape = value.shape
         if shape is not None:
             shape = process.splits[0].local_shape(shape, placement)
+        if handle is not None and value in placed.variables:
+            handle = _of_piece(handle, placed.variables[value], process.splits[0])
         ref = body.writer.argument(value.dtype, shape, handle)
         body.put(value, placement, (ref,))
     wanted = returned(placed, ranks, visible)
@@ -106,6 +108,15 @@ def rewrite(
         process.traffic.values,
         () if exchanger is None else tuple(exchanger.words),
     )
+
+
+def _of_piece(handle: ProtocolBuffer, shard: Shard, split: Split) -> ProtocolBuffer:
+    """What the handle of a rank's piece refers to, given that of the variable."""
+    piece = type(handle)()
+    piece.CopyFrom(handle)
+    size = piece.shape_and_type[0].shape.dim[shard.dim]
+    size.size = split.local_size(shard)
+    return piece
 
 
 def returned(placed: Placed, ranks: Ranks, visible: int | None) -> list[Placement]:
@@ -207,16 +218,13 @@ class _Body:
     def run(self, wanted: Sequence[Placement]) -> list[Refs]:
         """Write all nodes; returns the outputs with the placements wanted."""
         self._write(self._placed.nodes)
-        outputs = self._placed.graph.outputs
-        pending: dict[Value, None] = {}
-        for value, want in zip(outputs, wanted, strict=True):
-            self._values.get(value, want, pending)
-        self._values.exchange(pending)
-        results = [
-            self._values.get(value, want, {})
-            for value, want in zip(outputs, wanted, strict=True)
-        ]
-        return [refs for refs in results if refs is not None]
+        outputs = list(zip(self._placed.graph.outputs, wanted, strict=True))
+        while True:
+            pending: dict[Value, None] = {}
+            results = [self._values.get(*output, pending) for output in outputs]
+            if not pending:
+                return [refs for refs in results if refs is not None]
+            self._values.exchange(pending)
 
     def _write(self, nodes: Sequence[Node]) -> None:
         """Write these nodes, and exchange what they need as soon as it is there.

@@ -53,6 +53,11 @@ NAMES = (
     *names("tensorflow.python.eager.record", _TABLES, "record_operation"),
     *names(_VARIABLES, _TABLES, "variable_accessed"),
     *names(f"{_VARIABLES}.BaseResourceVariable", _TABLES, "_shape"),
+    *names(
+        "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable.__init__",
+        _PARTITION,
+        "_handle",
+    ),
 )
 
 
@@ -242,6 +247,12 @@ def with_shape(data: ProtocolBuffer, shape: Sequence[int | None]) -> ProtocolBuf
     changed.CopyFrom(data)
     changed.shape_and_type[0].shape.CopyFrom(tf.TensorShape(shape).as_proto())
     return changed
+
+
+def handle_of(variable: Any) -> Tensor:
+    """The handle of a variable, without a use of the variable."""
+    handle: Tensor | None = getattr(variable, "_handle", None)
+    return variable.handle if handle is None else handle
 
 
 def set_handle_data(tensor: Tensor, data: ProtocolBuffer) -> None:

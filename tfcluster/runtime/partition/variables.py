@@ -94,12 +94,19 @@ class _Compared:
 class VariableCheck:
     """Compares variables over the ranks.
 
-    ``warn`` is called on all ranks, with a text, if the chief's values are taken.
+    ``warn`` is called on all ranks, with a text, if the chief's values are taken. Those
+    of which ``is_divided`` says that a rank holds a piece cannot be compared.
     """
 
-    def __init__(self, group: Group, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        warn: Callable[[str], None],
+        is_divided: Callable[[Tensor], bool] = lambda handle: False,
+    ) -> None:
         self._group = group
         self._warn = warn
+        self._is_divided = is_divided
         self._calls: Counter[str] = Counter()
         self._next: Counter[str] = Counter()
         """For each program, the number of the first variable of its next comparison."""
@@ -124,12 +131,15 @@ class VariableCheck:
             return new
         due: list[Watched] = []
         size, place = 0, self._next[program] % len(variables)
+        turn = place
         for variable in (*variables[place:], *variables[:place]):
             if due and size >= _CHUNK_BYTES:
                 break
-            due.append(variable)
-            size += variable.value().nbytes
-        self._next[program] = place + len(due)
+            turn += 1
+            if not self._is_divided(variable.handle):
+                due.append(variable)
+                size += variable.value().nbytes
+        self._next[program] = turn
         return due
 
     def new(self, variables: Sequence[Watched]) -> list[Watched]:
@@ -151,7 +161,9 @@ class VariableCheck:
 
     def _is_new(self, handle: Tensor) -> bool:
         entry = self._compared.get(id(handle))
-        return entry is None or entry.is_new
+        if entry is not None and not entry.is_new:
+            return False
+        return not self._is_divided(handle)
 
     def _note(self, program: str, variable: Watched) -> None:
         key, compared = id(variable.handle), self._compared
@@ -172,7 +184,7 @@ class VariableCheck:
             handle = entry.handle()
             # Not worth an error: a variable may end with the program.
             with contextlib.suppress(Exception):
-                if handle is not None:
+                if handle is not None and not self._is_divided(handle):
                     value = Watched(entry.label, handle, entry.dtype, 0).value()
                     texts[entry.label] = (
                         text_of(value) if value.ndim == 0 else summary([value])

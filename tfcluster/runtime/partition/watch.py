@@ -110,6 +110,7 @@ class _UnusedExchanger:
     """Writes exchanges of programs that never run; see ``exchange.Exchanger``."""
 
     bucket_bytes = BUCKET_BYTES
+    scatters = True
     words = ()
 
     def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:

@@ -29,7 +29,10 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     framed,
 )
 from tfcluster.runtime.collective.transports.ring import Ring
-from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
+from tfcluster.runtime.collective.transports.shm_allreduce import (
+    ShmCollectives,
+    even_bounds,
+)
 from tfcluster.runtime.collective.transports.topology import Groups, share_memory
 from tfcluster.runtime.net.rendezvous import Member, connect
 
@@ -170,6 +173,35 @@ class HostTransport:
         else:
             self._local.allreduce(buffer, ufunc, values)
 
+    @property
+    def scatters(self) -> bool:
+        """Whether ``reduce_scatter`` and ``allgather_shards`` can be called.
+
+        They can if all ranks share memory. Equal on all ranks; False until connected.
+        """
+        return self._local is not None and len(self._groups) == 1
+
+    def reduce_scatter(
+        self, vector: Array, op: ReduceOp, bounds: Sequence[int]
+    ) -> Array:
+        """This rank's shard of the reduced vectors, with the bits of ``allreduce``.
+
+        ``vector`` has shape (n,), equal on all ranks like ``op`` and the dtype; it is
+        overwritten. Rank r gets what is from ``bounds[r]`` to ``bounds[r + 1]``, as a
+        part of ``vector``. Only if ``scatters``.
+        """
+        assert self._local is not None
+        self._exchanged_bytes += vector.nbytes
+        start, end = self._local.reduce_scatter(vector, UFUNCS[op], vector, bounds)
+        return vector[start:end]
+
+    def allgather_shards(self, vector: Array, bounds: Sequence[int]) -> None:
+        """Copy every rank's shard into ``vector``; see ``reduce_scatter``."""
+        assert self._local is not None
+        start, end = bounds[self.rank], bounds[self.rank + 1]
+        self._exchanged_bytes += (end - start) * vector.itemsize
+        self._local.allgather_shards(vector, bounds)
+
     def _allreduce_directly(
         self, buffer: Array, ufunc: np.ufunc, source: Array
     ) -> None:
@@ -191,15 +223,16 @@ class HostTransport:
         # One ring per shard, and as many shards as the smallest host has ranks.
         owners = min(len(group) for group in self._groups)
         start, end, me = 0, len(buffer), 0
+        bounds = even_bounds(len(buffer), owners)
         if self._local is not None:
             me = self._local.me
-            start, end = self._local.reduce_scatter(buffer, ufunc, source, owners)
+            start, end = self._local.reduce_scatter(buffer, ufunc, source, bounds)
             source = buffer
         if me < owners:
             ring_ranks = [group[me] for group in self._groups]
             between(ring_ranks, buffer[start:end], source[start:end])
         if self._local is not None:
-            self._local.allgather_shards(buffer, owners)
+            self._local.allgather_shards(buffer, bounds)
 
     def _around_ring(
         self, ufunc: np.ufunc

@@ -81,6 +81,11 @@ class MpiTransport(HostTransport):
         """False: MPI sends the large vectors."""
         return False
 
+    @property
+    def scatters(self) -> bool:
+        """False: MPI adds in an order of its own."""
+        return False
+
     def allreduce(
         self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:

@@ -13,6 +13,9 @@ rank is ever two rounds ahead of the slowest; the order of steps below ensures t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 
 from tfcluster.runtime.collective.transports.base import Array
@@ -112,7 +115,7 @@ class ShmCollectives:
         Both are contiguous, with shape (n,) and one dtype, equal on all members. Every
         member owns a shard.
         """
-        plan = _Plan(len(vector), self._per_piece(vector), self.members)
+        plan = self._plan(vector, even_bounds(len(vector), self.members))
         slots = _Slots(self._segment, vector.dtype)
         base, first = self.progress.step, self._written
         self._written += plan.rounds
@@ -135,13 +138,14 @@ class ShmCollectives:
                 self._read_results(plan, slots, vector, number - 1, number - 1)
 
     def reduce_scatter(
-        self, vector: Array, ufunc: np.ufunc, source: Array, owners: int
+        self, vector: Array, ufunc: np.ufunc, source: Array, bounds: Sequence[int]
     ) -> _Bounds:
         """Reduce this member's shard into ``vector``; return its start and end.
 
-        The first ``owners`` members own a shard; the others return (0, 0).
+        Member m owns the shard from ``bounds[m]`` to ``bounds[m + 1]``. Members beyond
+        the last of these own none, and return (0, 0).
         """
-        plan = _Plan(len(vector), self._per_piece(vector), owners)
+        plan = self._plan(vector, bounds)
         slots = _Slots(self._segment, vector.dtype)
         base, first = self.progress.step, self._written
         self._written += plan.rounds
@@ -152,9 +156,9 @@ class ShmCollectives:
             self.progress.done()
         return plan.shard(self.me)
 
-    def allgather_shards(self, vector: Array, owners: int) -> None:
-        """Copy every owner's shard into ``vector``."""
-        plan = _Plan(len(vector), self._per_piece(vector), owners)
+    def allgather_shards(self, vector: Array, bounds: Sequence[int]) -> None:
+        """Copy every owner's shard into ``vector``; see ``reduce_scatter``."""
+        plan = self._plan(vector, bounds)
         slots = _Slots(self._segment, vector.dtype)
         for number in range(plan.rounds):
             start, end = plan.piece(number, self.me)
@@ -184,17 +188,27 @@ class ShmCollectives:
         first: int,
         ufunc: np.ufunc,
     ) -> None:
-        """Reduce all members' pieces of our shard into the vector."""
+        """Reduce all members' pieces of our shard into the vector.
+
+        In the order of members, so that the bits of an element do not depend on who
+        owns it.
+        """
         start, end = plan.piece(number, self.me)
-        own = vector[start:end]
         offset, slot = self.me * plan.length, (first + number) % SLOTS
-        other_pieces = [
-            slots.pieces[member][slot][offset : offset + len(own)]
-            for member in self._others
+        first_piece, second_piece, *others = [
+            source[start:end]
+            if member == self.me
+            else slots.pieces[member][slot][offset : offset + end - start]
+            for member in range(self.members)
         ]
-        ufunc(source[start:end], other_pieces[0], out=own)
-        for piece in other_pieces[1:]:
-            ufunc(own, piece, out=own)
+        own = vector[start:end]
+        # The vector may be the source, which must last until it is added.
+        total = own if self.me < 2 else np.empty_like(own)
+        ufunc(first_piece, second_piece, out=total)
+        for piece in others:
+            ufunc(total, piece, out=total)
+        if total is not own:
+            own[:] = total
 
     def _read_results(
         self, plan: _Plan, slots: _Slots, vector: Array, number: int, round_: int
@@ -203,23 +217,25 @@ class ShmCollectives:
             start, end = plan.piece(number, owner)
             vector[start:end] = slots.results[owner][round_ % SLOTS][: end - start]
 
-    def _per_piece(self, vector: Array) -> int:
-        return self._segment.piece_bytes // vector.itemsize
+    def _plan(self, vector: Array, bounds: Sequence[int]) -> _Plan:
+        return _Plan(bounds, self._segment.piece_bytes // vector.itemsize)
 
     def _wait(self, step: int) -> None:
         self.progress.wait(step, self._timeout_s)
 
 
+def even_bounds(count: int, owners: int) -> list[int]:
+    """The ``owners + 1`` bounds of even shards of ``count`` elements."""
+    return [count * owner // owners for owner in range(owners + 1)]
+
+
 class _Plan:
     """The shards of a vector, and their pieces in each round."""
 
-    def __init__(self, count: int, per_piece: int, owners: int) -> None:
-        self._owners = owners
-        self._bounds = [count * owner // owners for owner in range(owners + 1)]
-        longest = max(
-            end - start
-            for start, end in zip(self._bounds, self._bounds[1:], strict=False)
-        )
+    def __init__(self, bounds: Sequence[int], per_piece: int) -> None:
+        self._owners = len(bounds) - 1
+        self._bounds = bounds
+        longest = max(end - start for start, end in pairwise(bounds))
         self.rounds = -(-longest // per_piece)
         # Pieces are even: a tiny last piece would cost as much as a whole round.
         self.length = -(-longest // self.rounds) if self.rounds else 0

@@ -34,7 +34,9 @@ from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, Optimi
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import DistributionStrategy, Model
+from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.agreement import Agreement, joined
+from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import (
     Exchanger,
     HostExchanger,
@@ -66,7 +68,12 @@ def install(
     only has what it last read of them.
     """
     group = session.group
-    agreement = Agreement(group, session.warn)
+    divided = DividedVariables(group) if options.shard_optimizer else None
+    agreement = Agreement(
+        group,
+        session.warn,
+        (lambda handle: False) if divided is None else divided.is_divided,
+    )
     group.last_state = agreement.variables.last_state
     group.last_equal = agreement.variables.last_equal
     count = options.shards
@@ -134,12 +141,16 @@ def install(
             running=running,
             variable_names=variable_paths,
             tables=tables,
+            divided=divided,
         )
         tf_patches.TABLE.install(
             {tf_patches.CALL_FUNCTION: hook.call, tf_patches.FLAT_CALL: hook.flat_call}
         )
     else:
         tf_patches.TABLE.install({tf_patches.CALL_FUNCTION: steps.after_call})
+    if divided is not None:
+        session.settle = lambda what: divided.make_whole()
+        tf_patches.TABLE.install({tf_patches.VARIABLE_HANDLE: divided.handle})
     tf_patches.TABLE.install({tf_patches.TAPE_GRADIENT: reduced.gradients})
     eager = {
         patches.OPTIMIZER_APPLY: gradients.apply,
@@ -150,6 +161,7 @@ def install(
     saving.install()
 
     def begin(model: Model) -> None:
+        session.settle("beginning of fit")
         agreement.variables.renew()
         variables = [
             variable
@@ -203,7 +215,7 @@ def variable_paths() -> dict[int, str]:
         if issubclass(type(variable), keras.Variable)
     ]
     return {
-        id(own.handle): variable.path
+        id(tf_functions.handle_of(own)): variable.path
         for variable in variables
         if isinstance(variable.value, tf.Variable)
         for own in held(variable.value)

@@ -1,0 +1,75 @@
+"""Reduce-scatter and all-gather of parts that ranks choose, among threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kit.ranks import as_threads, results
+from tfcluster.runtime.collective import Group, ReduceOp, Signature
+from tfcluster.runtime.collective.packing import reduced
+from tfcluster.runtime.collective.scattering import allgathered, reduce_scattered
+from tfcluster.runtime.collective.transports.base import Array
+
+ROWS = (3, 40_001, 5)
+"""Small arrays, and one of several rounds in shared memory."""
+
+
+def terms_of(rank: int) -> list[Array]:
+    """Numbers whose sum depends on the order of the additions, of two dtypes."""
+    random = np.random.default_rng(rank)
+    scales = 10.0 ** random.integers(-3, 4, (max(ROWS), 7))
+    values = random.normal(size=(max(ROWS), 7)) * scales
+    dtypes = (np.float32, np.float32, np.float64)
+    return [values[:n].astype(d) for n, d in zip(ROWS, dtypes, strict=True)]
+
+
+def part(array: Array, rank: int, size: int) -> Array:
+    """A rank's rows: not those that an all-reduce gives to it."""
+    first, last = (
+        len(array) * number**2 // size**2 for number in (size - rank - 1, size - rank)
+    )
+    return array[first:last]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_reduce_scatter_has_the_bits_of_an_all_reduce(size: int) -> None:
+    def act(group: Group) -> tuple[list[Array], list[Array]]:
+        own = terms_of(group.rank)
+        with group.exchange(Signature("whole")) as call:
+            whole = [reduced(call, [term], ReduceOp.SUM)[0] for term in own]
+        parts = [[part(term, rank, size) for term in own] for rank in range(size)]
+        with group.exchange(Signature("parts")) as call:
+            assert call.transport.scatters
+            return whole, reduce_scattered(call, parts, ReduceOp.SUM)
+
+    for rank, (whole, found) in enumerate(results(as_threads(size, act))):
+        for total, own in zip(whole, found, strict=True):
+            assert own.dtype == total.dtype
+            np.testing.assert_array_equal(own, part(total, rank, size))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts_of_all_ranks_are_gathered(size: int) -> None:
+    wholes = terms_of(0)
+    shapes = [
+        [part(whole, rank, size).shape for whole in wholes] for rank in range(size)
+    ]
+
+    def act(group: Group) -> list[list[Array]]:
+        own = [part(whole, group.rank, size) for whole in wholes]
+        with group.exchange(Signature("parts")) as call:
+            return allgathered(call, own, shapes)
+
+    for found in results(as_threads(size, act)):
+        for rank, parts in enumerate(found):
+            for own, whole in zip(parts, wholes, strict=True):
+                np.testing.assert_array_equal(own, part(whole, rank, size))
+
+
+def test_ranks_of_several_hosts_do_not_scatter() -> None:
+    def act(group: Group) -> bool:
+        with group.exchange(Signature("anything")) as call:
+            return call.transport.scatters
+
+    assert results(as_threads(3, act, ["a", "a", "b"])) == [False] * 3

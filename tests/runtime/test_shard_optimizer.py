@@ -1,0 +1,147 @@
+"""Optimizers of whose variables each rank holds a piece: ``runtime.shard_optimizer``.
+
+A job runs when a test first needs its results.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.kit.ranks import Job, Jobs
+from tests.runtime.keras_checks import MARKS, assert_equal_on_all_ranks
+from tests.runtime.keras_jobs import LIMIT_S, STRICT, Values
+
+pytestmark = MARKS
+
+ALIKE = ["trained", "read_in_callbacks", "saved", "assigned", "two_optimizers"]
+"""Deeds that end with the same bits, divided or not."""
+SIZES = [pytest.param(2, marks=pytest.mark.slow), 3]
+
+
+def environment(**options: object) -> dict[str, str]:
+    return {**STRICT, "TFCLUSTER_RUNTIME": json.dumps(options)}
+
+
+@dataclass(frozen=True)
+class Deeds:
+    """What the ranks of all jobs have returned."""
+
+    folder: Path
+    jobs: Jobs
+
+    def of(self, name: str, size: int) -> list[dict[str, Any]]:
+        """The results of the ranks of a job."""
+        assert self.jobs[name]
+        return [
+            dict(np.load(self.folder / f"{name}-{rank}.npz")) for rank in range(size)
+        ]
+
+
+@pytest.fixture(scope="module")
+def deeds(tmp_path_factory: pytest.TempPathFactory) -> Deeds:
+    folder = tmp_path_factory.mktemp("shard_optimizer")
+    divided = environment(shard_optimizer=True)
+    by_ops = environment(shard_optimizer=True, transport="tensorflow")
+    chosen = [
+        ("another_thread", 2, ["another_thread"], divided),
+        ("one_rank_reads", 2, ["one_rank_reads"], divided),
+        ("by_ops", 2, ["trained"], by_ops | {"TF_GRPC_REUSE_PORT": "1"}),
+        *((f"whole-{size}", size, ALIKE, environment()) for size in (2, 3)),
+        *((f"divided-{size}", size, ALIKE, divided) for size in (2, 3)),
+    ]
+    jobs = [
+        Job(name, size, "shard_optimizer.py", (str(folder / name), *words), env)
+        for name, size, words, env in chosen
+    ]
+    return Deeds(folder, Jobs(folder, jobs, LIMIT_S, must_succeed=True))
+
+
+def of_deed(ranks: list[dict[str, Any]], deed: str) -> list[Values]:
+    """The results of one deed, but for the bytes that ranks hold."""
+    return [
+        {
+            key: value
+            for key, value in rank.items()
+            if key.startswith(f"{deed}/") and key != "trained/bytes"
+        }
+        for rank in ranks
+    ]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("deed", ALIKE)
+def test_ranks_train_the_same_bits(deeds: Deeds, deed: str, size: int) -> None:
+    whole = of_deed(deeds.of(f"whole-{size}", size), deed)
+    divided = of_deed(deeds.of(f"divided-{size}", size), deed)
+    assert whole[0]
+    assert_equal_on_all_ranks([whole[0], *divided])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rank_holds_its_piece_until_somebody_reads(deeds: Deeds, size: int) -> None:
+    for rank in deeds.of(f"divided-{size}", size):
+        training, iterations_read, all_read = rank["trained/bytes"]
+        # Small ones are whole, and the longest dimension may not be divisible.
+        assert all_read / size <= training < all_read / size * 1.1
+        assert iterations_read == training
+    for rank in deeds.of(f"whole-{size}", size):
+        assert len(set(rank["trained/bytes"])) == 1
+
+
+def test_training_goes_on_where_it_was_saved(deeds: Deeds) -> None:
+    (rank, *_) = of_deed(deeds.of("divided-3", 3), "saved")
+    states = {
+        name: {k.rpartition("_")[2]: v for k, v in rank.items() if f"/{name}_" in k}
+        for name in ("saved", "later", "restored", "again", "loaded", "resumed")
+    }
+    assert_equal_on_all_ranks([states["saved"], states["restored"]])
+    for name in ("again", "loaded", "resumed"):
+        assert_equal_on_all_ranks([states["later"], states[name]])
+
+
+def test_one_process_reads_whole_slots(deeds: Deeds) -> None:
+    (rank, *_) = of_deed(deeds.of("divided-3", 3), "saved")
+    found = of_file(deeds.jobs["divided-3"].folder / "saved" / "model.keras")
+    for place, array in enumerate(found):
+        np.testing.assert_array_equal(array, rank[f"saved/saved_s{place}"])
+    assert sum(array.ndim == 2 for array in found) == 6
+
+
+def of_file(path: Path) -> list[Any]:
+    """The optimizer's variables in a saved model, in their order."""
+    with zipfile.ZipFile(path) as saved:
+        content = io.BytesIO(saved.read("model.weights.h5"))
+    with h5py.File(content) as file:
+        slots = file["optimizer/vars"]
+        return [slots[str(place)][()] for place in range(len(slots))]
+
+
+def test_collective_ops_train_with_pieces(deeds: Deeds) -> None:
+    ranks = deeds.of("by_ops", 2)
+    assert_equal_on_all_ranks(of_deed(ranks, "trained"))
+    for rank in ranks:
+        training, _, all_read = rank["trained/bytes"]
+        assert training < all_read * 0.55
+
+
+def test_another_thread_gets_an_error(deeds: Deeds) -> None:
+    for rank in deeds.of("another_thread", 2):
+        text = str(rank["another_thread/text"])
+        assert "is used in another thread" in text
+        assert "kernel" in text
+
+
+def test_a_rank_that_reads_alone_is_named(deeds: Deeds) -> None:
+    for rank in deeds.of("one_rank_reads", 2):
+        text = str(rank["one_rank_reads/text"])
+        assert "gather of variables" in text
+        assert "rank 1" in text

@@ -1,0 +1,92 @@
+"""Reduce-scatter and all-gather of many arrays within one exchange: packed first.
+
+Only for a transport that ``scatters``: its ranks share memory. Every rank calls these
+within an exchange of its group. All ranks know the shapes of the parts of all ranks;
+dtypes are equal on all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from tfcluster.runtime.collective.packing import CollectiveCall, pool
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+
+Sizes = tuple[int, ...]
+"""The shape of an array."""
+
+
+def reduce_scattered(
+    call: CollectiveCall, parts: Sequence[Sequence[Array]], op: ReduceOp
+) -> list[Array]:
+    """This rank's parts of the reduced arrays, with the bits of an all-reduce.
+
+    ``parts[r]`` are the terms of what rank r gets, in the same order for all ranks.
+    Their dtypes are not of half precision. Returns new arrays of the shapes of this
+    rank's parts. Raises what the transport raises.
+    """
+    own = parts[call.transport.rank]
+    results: list[Array] = [np.empty(0)] * len(own)
+    for dtype, places in _by_dtype(own).items():
+        bounds = _bounds([[part[i].size for i in places] for part in parts])
+        vector = pool.empty(bounds[-1], dtype)
+        terms = [part[i].reshape(-1) for part in parts for i in places]
+        np.concatenate(terms, out=vector)
+        act = partial(call.transport.reduce_scatter, vector, op, bounds)
+        # A copy, not to keep the memory of all other parts.
+        total = call.part(vector.nbytes, act).copy()
+        arrays = _unpacked(total, [own[i].shape for i in places])
+        for place, array in zip(places, arrays, strict=True):
+            results[place] = array
+    return results
+
+
+def allgathered(
+    call: CollectiveCall, own: Sequence[Array], shapes: Sequence[Sequence[Sizes]]
+) -> list[list[Array]]:
+    """The parts that each rank has of several arrays, in rank order.
+
+    This rank has ``own``; rank r has arrays of ``shapes[r]``. Raises what the transport
+    raises.
+    """
+    rank = call.transport.rank
+    results = [[np.empty(0)] * len(own) for _ in shapes]
+    for dtype, places in _by_dtype(own).items():
+        chosen = [[shapes_of_rank[i] for i in places] for shapes_of_rank in shapes]
+        bounds = _bounds([[math.prod(shape) for shape in part] for part in chosen])
+        vector = pool.empty(bounds[-1], dtype)
+        start, end = bounds[rank], bounds[rank + 1]
+        np.concatenate([own[i].reshape(-1) for i in places], out=vector[start:end])
+        act = partial(call.transport.allgather_shards, vector, bounds)
+        call.part((end - start) * vector.itemsize, act)
+        ranks = zip(results, chosen, pairwise(bounds), strict=True)
+        for of_rank, part_shapes, (first, last) in ranks:
+            arrays = _unpacked(vector[first:last], part_shapes)
+            for place, array in zip(places, arrays, strict=True):
+                of_rank[place] = array
+    return results
+
+
+def _by_dtype(arrays: Sequence[Array]) -> dict[np.dtype[Any], list[int]]:
+    """The places of the arrays of each dtype."""
+    places: dict[np.dtype[Any], list[int]] = {}
+    for index, array in enumerate(arrays):
+        places.setdefault(array.dtype, []).append(index)
+    return places
+
+
+def _bounds(sizes: Sequence[Sequence[int]]) -> list[int]:
+    """The bounds of the ranks' parts of a vector, given the sizes of their arrays."""
+    return [0, *accumulate(map(sum, sizes))]
+
+
+def _unpacked(vector: Array, shapes: Sequence[Sizes]) -> list[Array]:
+    ends = [0, *accumulate(map(math.prod, shapes))]
+    pieces = zip(pairwise(ends), shapes, strict=True)
+    return [vector[start:end].reshape(shape) for (start, end), shape in pieces]
