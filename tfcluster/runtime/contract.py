@@ -60,6 +60,8 @@ class PrivateName:
     """What needs the name."""
     overridden_in: str = ""
     """The module below ``tfcluster.runtime`` with a class that overrides the name."""
+    optional: bool = False
+    """Whether some versions lack the name, and do well without what needs it."""
 
     @property
     def path(self) -> str:
@@ -67,11 +69,13 @@ class PrivateName:
         return f"{self.where}.{self.name}" if self.name else self.where
 
     def is_there(self) -> bool:
-        """Whether the imported library has this name.
+        """Whether the imported library has this name; True if it need not.
 
         An attribute that a method sets on its object is found as a name in the method's
         code.
         """
+        if self.optional:
+            return True
         try:
             owner = resolve(self.where)
         except AttributeError:

@@ -110,6 +110,12 @@ NAMES = (
         "keras.callbacks.SwapEMAWeights.__init__", _SERVERS, "_ema_weights_in_model"
     ),
     *names("keras.src.backend.config", "downloads", "keras_home"),
+    PrivateName(
+        "keras.src.saving.saving_lib.H5IOStore.__init__",
+        "_h5_entry_group",
+        _TABLES,
+        optional=True,
+    ),
 )
 
 SEED_STATE = "seed_generator_state"
