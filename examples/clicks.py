@@ -70,7 +70,7 @@ def main():
     )
     model.save(arguments.model)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(f"peak memory {peak / 1e3:.0f} MB", flush=True)
+    print(f"peak memory {peak * 1024 / 1e6:.0f} MB", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,10 @@ def train(stem: str, rank: str, name: str) -> None:
     # An eager change, and what a function sees of it.
     table.assign(table + 1.0)
     values["changed"] = model.predict(x, verbose=0)
+    loaded = keras.models.load_model(f"{stem}.{name}.keras")
+    values["loaded"] = loaded.predict(x, verbose=0)
+    loaded.fit(x, y, batch_size=16, verbose=0)
+    values["continued"] = loaded.predict(x, verbose=0)
     np.savez(f"{stem}.{name}-{rank}.npz", **values)
 
 

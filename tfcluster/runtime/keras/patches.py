@@ -138,6 +138,12 @@ _BY_ROWS = "weights that are divided by rows, saved chunk by chunk"
 STORE_ENTRY = Patch(
     "keras.src.saving.saving_lib.H5IOStore", "__setitem__", _BY_ROWS, optional=True
 )
+STORED_ENTRY = Patch(
+    "keras.src.saving.saving_lib.H5IOStore",
+    "__getitem__",
+    "weights that are divided by rows, of which a rank loads its own rows",
+    optional=True,
+)
 STORE_IN_MEMORY = Patch(
     "keras.src.saving.saving_lib",
     "is_memory_sufficient",

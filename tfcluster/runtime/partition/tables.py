@@ -92,6 +92,11 @@ class Tables:
         entry = self._tables.get(id(handle))
         return None if entry is None else entry[1]
 
+    def has_shape(self, shape: Sequence[int]) -> bool:
+        """Whether a divided variable has this shape."""
+        tables = list(self._tables.values())
+        return any(table.shape == tuple(shape) for _, table in tables)
+
     def add(
         self, name: str, handle: Tensor, shape: Sequence[int], pieces: Sequence[Any]
     ) -> DividedTable:

@@ -29,7 +29,7 @@ from tfcluster.runtime.partition.tables import (
     read_in_place,
     set_rows,
 )
-from tfcluster.runtime.tensor_types import DType, Tensor
+from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 
 class DividedWeights:
@@ -70,6 +70,8 @@ class DividedWeights:
             {
                 patches.VARIABLE_INITIALIZE: self._initialize,
                 patches.STORE_ENTRY: self._store,
+                patches.STORED_ENTRY: self._load,
+                patches.VARIABLE_ASSIGN: self._assign,
                 patches.STORE_IN_MEMORY: self._fits,
                 patches.SAVE_OPTIMIZER: self._save_optimizer,
             }
@@ -159,6 +161,31 @@ class DividedWeights:
         for first, end in table.chunks():
             entry[first:end] = self._tables.rows(table, first, end)
 
+    def _load(self, original: Callable[..., Any], store: Any, key: str) -> Any:
+        """An entry of a file of Keras's; of a divided weight, it is not read yet."""
+        group = internals.group_of(store)
+        # Keras refuses entries that are links to other files.
+        is_own = type(group.get(key, getlink=True)).__name__ == "HardLink"
+        entry = group[key] if is_own else None
+        shape = getattr(entry, "shape", None)
+        if entry is None or shape is None or not self._tables.has_shape(shape):
+            return original(store, key)
+        if entry.attrs or entry.is_virtual or entry.external:
+            return original(store, key)
+        return _StoredRows(entry)
+
+    def _assign(
+        self, original: Callable[[Any, Any], Any], variable: Any, value: Any
+    ) -> Any:
+        """Assign a value to a weight; of one that is stored, this rank's rows."""
+        if not isinstance(value, _StoredRows):
+            return original(variable, value)
+        table = self._table_of(variable)
+        if table is None or table.shape != value.shape:
+            return original(variable, np.asarray(value))
+        self._tables.assign(table, value.rows)
+        return value
+
     def _fits(self, original: Callable[[Any], bool], model: Any) -> bool:
         """Whether a file is made in memory. Divided weights may not fit."""
         return not self._divided(model.variables) and original(model)
@@ -181,6 +208,22 @@ class DividedWeights:
             value = value.value
         is_variable = isinstance(value, tf.Variable)
         return self._tables.of(value.handle) if is_variable else None
+
+
+class _StoredRows:
+    """An array in a file, an ``h5py.Dataset``, of which rows are read when needed."""
+
+    def __init__(self, entry: Any) -> None:
+        self._entry = entry
+        self.shape: tuple[int, ...] = tuple(entry.shape)
+        self.dtype = entry.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self._entry[...], dtype)
+
+    def rows(self, first: int, end: int) -> Array:
+        rows: Array = self._entry[first:end]
+        return rows
 
 
 def _piece(
