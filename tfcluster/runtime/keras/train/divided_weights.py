@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_patches
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.partition import tf_functions
@@ -85,16 +85,29 @@ class DividedWeights:
     ) -> None:
         """Create a variable's value, of which this process makes its rows only."""
         shape, dtype = tuple(variable.shape), tf.as_dtype(internals.dtype_of(variable))
-        if not self._divides(shape, dtype) or not tf.executing_eagerly():
+        # An optimizer creates its variables while its first step is traced.
+        with tf.init_scope():
+            divides = tf.executing_eagerly() and self._divides(shape, dtype)
+            if divides:
+                self._create(variable, initializer, shape, dtype)
+        if not divides:
             original(variable, initializer)
-            return
+
+    def _create(
+        self,
+        variable: Any,
+        initializer: Callable[..., Any],
+        shape: tuple[int, ...],
+        dtype: DType,
+    ) -> None:
         with self._undivided():
             rows_of = self._rows_of(variable.path, initializer, shape, dtype)
             pieces = [
                 _piece(rows_of, split, shape, dtype)
                 for split in self._tables.ranks.splits
             ]
-        own = internals.initialize(variable, tf.zeros((0, *shape[1:]), dtype))
+        with tf.variable_creator_scope(tf_internals.plain_variable):
+            own = internals.initialize(variable, tf.zeros((0, *shape[1:]), dtype))
         tf_functions.set_shape(own, shape)
         self._tables.add(variable.path, own.handle, shape, pieces)
 
