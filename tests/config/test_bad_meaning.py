@@ -633,6 +633,31 @@ def test_error_feedback_with_compression(tmp_path: Path) -> None:
     assert problems(tmp_path, SMALLEST + runtime) == []
 
 
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        ("shard_tables: 100MB, strategy: local_sgd", "is for strategy collective"),
+        ("shard_tables: 100MB, shards: 4", "is not for 'shards'"),
+        ("shard_tables: 1GB, batch: per_worker", "needs batch: global"),
+        ("shard_tables: 1GB, transport: tensorflow", "needs transport host or mpi"),
+        ("shard_tables: 100", "a size, or off"),
+        ("shard_tables: 0MB", "a size, or off"),
+    ],
+)
+def test_divided_tables_where_they_make_no_sense(
+    runtime: str, words: str, tmp_path: Path
+) -> None:
+    reported = problems(tmp_path, f"{SMALLEST}runtime: {{{runtime}}}\n")
+    (problem,) = [problem for problem in reported if not problem.warning]
+    assert words in problem.message
+
+
+@pytest.mark.parametrize("size", ["off", "1.5GB", "64MiB"])
+def test_divided_tables(size: str, tmp_path: Path) -> None:
+    runtime = f"runtime: {{shard_tables: {size}}}\n"
+    assert problems(tmp_path, SMALLEST + runtime) == []
+
+
 # Secrets.
 
 

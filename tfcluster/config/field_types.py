@@ -142,6 +142,20 @@ def _duration_hint(value: object, example: str) -> str:
 _DURATION = {"type": "string", "pattern": f"^{DURATION_PATTERN}$"}
 
 
+_SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZE = f"([0-9]+(?:[.][0-9]+)?)({'|'.join(_SIZES)})"
+
+
+def _size_or_off(value: object) -> int | None:
+    """A number of bytes; None for off, which YAML reads as false."""
+    if value is False or value == "off":
+        return None
+    match = re.fullmatch(_SIZE, value) if isinstance(value, str) else None
+    if match is None or not float(match[1]):
+        raise Misfit("a size, or off", "write a number and a unit, like 100MB or 2GB")
+    return int(float(match[1]) * _SIZES[match[2]])
+
+
 def _ports(value: object) -> PortRange | None:
     if value == "auto":
         return None
@@ -270,6 +284,16 @@ DURATION_OR_OFF = Plain(
     _duration(zero=False, off=True),
     # YAML 1.1 reads unquoted `off` as a boolean.
     {"anyOf": [_DURATION, {"const": "off"}, {"const": False}]},
+)
+SIZE_OR_OFF = Plain(
+    _size_or_off,
+    {
+        "anyOf": [
+            {"type": "string", "pattern": f"^{_SIZE}$"},
+            {"const": "off"},
+            {"const": False},
+        ]
+    },
 )
 PORTS = Plain(_ports, {"type": "string", "pattern": "^(auto|[0-9]+-[0-9]+)$"})
 COMMAND = Widened(

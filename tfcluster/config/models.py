@@ -156,6 +156,12 @@ class RuntimeSection(Section):
         "Divide every batch into this many parts, computed and added up in the same "
         "way on any number of ranks, so that all get the same bits.",
     )
+    shard_tables: int | None = key(
+        kinds.SIZE_OR_OFF,
+        "off",
+        "Divide weights that are larger than this, such as tables of embeddings, by "
+        "rows over the ranks, with the optimizer's variables for them.",
+    )
     shard_optimizer: bool = key(
         kinds.FLAG,
         False,

@@ -48,6 +48,7 @@ def check_rules(cluster: ClusterSection, findings: Findings) -> None:
         _check_runtime(cluster, findings)
         _check_error_feedback(cluster, findings)
         _check_shards(cluster, findings)
+        _check_tables(cluster, findings)
         _check_shard_optimizer(cluster, findings)
     if findings.sound("tasks", "runtime", "restart"):
         _check_min(cluster, findings)
@@ -204,6 +205,32 @@ def _check_shards(cluster: ClusterSection, findings: Findings) -> None:
     if ranks > runtime.shards:
         message = f"{runtime.shards} shards are too few for {ranks} ranks"
         findings.error(path, message, "a rank needs at least one shard")
+
+
+def _check_tables(cluster: ClusterSection, findings: Findings) -> None:
+    runtime, chosen = cluster.runtime, strategy(cluster)
+    path = ("runtime", "shard_tables")
+    if runtime.shard_tables is None:
+        return
+    if chosen is not Strategy.COLLECTIVE:
+        message = f"'shard_tables' is for strategy collective, not for {chosen}"
+        findings.error(path, message)
+    if runtime.shards is not None:
+        message = (
+            "'shard_tables' is not for 'shards': a table's rows belong to ranks, and "
+            "the number of ranks must not matter with 'shards'"
+        )
+        findings.error(path, message, "remove one of them")
+    if runtime.transport == "tensorflow":
+        message = "'shard_tables' needs transport host or mpi, not tensorflow"
+        findings.error(("runtime", "transport"), message, "transport: auto")
+    for key, value in (("batch", "global"), ("data", "shared")):
+        if getattr(runtime, key) != value:
+            message = (
+                f"'shard_tables' needs {key}: {value}: all ranks look up rows in the "
+                "same steps"
+            )
+            findings.error(("runtime", key), message)
 
 
 def _check_shard_optimizer(cluster: ClusterSection, findings: Findings) -> None:

@@ -118,6 +118,8 @@ def _obstacle(runtime: Runtime) -> str:
         return f"the strategy is {runtime.strategy}"
     if runtime.shards is not None:
         return "runtime.shards adds gradients in its own order"
+    if runtime.shard_tables is not None:
+        return "runtime.shard_tables needs it"
     if runtime.error_feedback:
         return "runtime.error_feedback needs it"
     return ""

@@ -64,6 +64,8 @@ class Runtime:
     shards: int | None = None
     """The number of parts of every batch, on any number of ranks; None: one part for
     each rank, and then the bits of the weights depend on the number of ranks."""
+    shard_tables: int | None = None
+    """Weights larger than this, in bytes, are divided by rows; None: none are."""
     shard_optimizer: bool = False
     """Whether each rank holds a piece of the optimizers' variables."""
     data: str = "shared"

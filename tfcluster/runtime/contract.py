@@ -14,7 +14,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -60,6 +60,8 @@ class PrivateName:
     """What needs the name."""
     overridden_in: str = ""
     """The module below ``tfcluster.runtime`` with a class that overrides the name."""
+    optional: bool = False
+    """Whether some versions lack the name, and do well without what needs it."""
 
     @property
     def path(self) -> str:
@@ -67,11 +69,13 @@ class PrivateName:
         return f"{self.where}.{self.name}" if self.name else self.where
 
     def is_there(self) -> bool:
-        """Whether the imported library has this name.
+        """Whether the imported library has this name; True if it need not.
 
         An attribute that a method sets on its object is found as a name in the method's
         code.
         """
+        if self.optional:
+            return True
         try:
             owner = resolve(self.where)
         except AttributeError:
@@ -114,6 +118,8 @@ class Patch:
     why: str
     """What needs the patch."""
     how: How = "attribute"
+    optional: bool = False
+    """Whether some versions lack the attribute, and do well without the patch."""
 
     @property
     def path(self) -> str:
@@ -122,7 +128,7 @@ class Patch:
 
     def is_there(self) -> bool:
         """Whether the attribute exists; True if it need not exist."""
-        if self.how in ("object", "object's dict"):
+        if self.optional or self.how in ("object", "object's dict"):
             return True
         try:
             return hasattr(self.owner(), self.attribute)
@@ -207,6 +213,8 @@ class Table:
         for patch, handler in handlers.items():
             if patch not in self.patches:
                 raise LookupError(f"{patch.path} is in another table")
+            if patch.optional and not replace(patch, optional=False).is_there():
+                continue
             _wrapped(patch.owner(), patch).add(_Installed(place, handler, aside))
 
     def replace(self, patch: Patch, one: Any, value: Any) -> None:

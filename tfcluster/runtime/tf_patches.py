@@ -124,6 +124,21 @@ TRACE = Patch(
     "functions of any number of rows",
 )
 
+# --- variables ------------------------------------------------------------------------
+
+_VARIABLE = "tensorflow.python.ops.resource_variable_ops.ResourceVariable"
+_EAGER = "weights that are divided by rows, outside of functions"
+VARIABLE_READ = Patch(_VARIABLE, "_read_variable_op", _EAGER, how="inherited")
+VARIABLE_GATHER = Patch(_VARIABLE, "sparse_read", _EAGER, how="inherited")
+VARIABLE_ASSIGN = Patch(_VARIABLE, "assign", _EAGER, how="inherited")
+VARIABLE_UPDATES = tuple(
+    Patch(_VARIABLE, name, _EAGER, how="inherited")
+    for name in (
+        *("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update"),
+        *("scatter_mul", "scatter_div", "scatter_max", "scatter_min"),
+    )
+)
+
 # --- strategies of TensorFlow's -------------------------------------------------------
 
 
@@ -151,5 +166,6 @@ PATCHES = (
     *(patch for patch in list(vars().values()) if isinstance(patch, Patch)),
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,
+    *VARIABLE_UPDATES,
 )
 TABLE = Table(PATCHES, program_kind.distributes_itself)

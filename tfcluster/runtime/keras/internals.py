@@ -41,6 +41,7 @@ _BASE_ITERATOR = "keras.src.trainers.epoch_iterator.EpochIterator"
 _SERVERS = "parameter servers"
 _SHARDED = "sharded batches"
 _DATA = "data tasks"
+_TABLES = "weights that are divided by rows"
 _DECAY = "weight decay on ps tasks"
 
 NAMES = (
@@ -67,6 +68,9 @@ NAMES = (
     ),
     *names("keras.Variable.__init__", _SERVERS, "_path"),
     *names("keras.Variable.path", _SERVERS, ""),
+    *names("keras.Variable", _TABLES, "_initialize"),
+    *names("keras.Variable.__init__", _TABLES, "_dtype"),
+    *names("keras.Variable._initialize", _TABLES, "_value"),
     # Layers and models.
     *names(_LAYER, "tfcluster verify", "_flatten_layers"),
     *names(
@@ -106,6 +110,12 @@ NAMES = (
         "keras.callbacks.SwapEMAWeights.__init__", _SERVERS, "_ema_weights_in_model"
     ),
     *names("keras.src.backend.config", "downloads", "keras_home"),
+    PrivateName(
+        "keras.src.saving.saving_lib.H5IOStore.__init__",
+        "_h5_entry_group",
+        _TABLES,
+        optional=True,
+    ),
 )
 
 SEED_STATE = "seed_generator_state"
@@ -301,3 +311,20 @@ def keras_home() -> str:
     from keras.src.backend import config
 
     return str(config.keras_home())
+
+
+def dtype_of(variable: Any) -> str:
+    """The dtype of a ``keras.Variable`` as it is stored, whatever it is cast to."""
+    dtype: str = variable._dtype
+    return dtype
+
+
+def group_of(store: Any) -> Any:
+    """The ``h5py.Group`` into which a ``H5IOStore`` writes the entries of an object."""
+    return store._h5_entry_group
+
+
+def initialize(variable: Any, value: Tensor) -> Any:
+    """Give a new ``keras.Variable`` its first value; returns its ``tf.Variable``."""
+    variable._initialize(value)
+    return variable._value

@@ -91,6 +91,11 @@ MODEL_EXPORT = Patch("keras.Model", "export", "files written by the chief only")
 LAYER_GET_WEIGHTS = Patch(
     "keras.Layer", "get_weights", "reads of weights combined over all ranks"
 )
+VARIABLE_INITIALIZE = Patch(
+    "keras.Variable",
+    "_initialize_with_initializer",
+    "weights that are divided by rows",
+)
 VARIABLE_ASSIGN = Patch(
     "keras.Variable", "assign", "assignments by the program", how="inherited"
 )
@@ -128,6 +133,26 @@ SAVE_WEIGHTS = Patch(
     "save_weights",
     "files written by the chief only",
     how="function",
+)
+_BY_ROWS = "weights that are divided by rows, saved chunk by chunk"
+STORE_ENTRY = Patch(
+    "keras.src.saving.saving_lib.H5IOStore", "__setitem__", _BY_ROWS, optional=True
+)
+STORED_ENTRY = Patch(
+    "keras.src.saving.saving_lib.H5IOStore",
+    "__getitem__",
+    "weights that are divided by rows, of which a rank loads its own rows",
+    optional=True,
+)
+STORE_IN_MEMORY = Patch(
+    "keras.src.saving.saving_lib",
+    "is_memory_sufficient",
+    _BY_ROWS,
+    how="function",
+    optional=True,
+)
+SAVE_OPTIMIZER = Patch(
+    "keras.optimizers.Optimizer", "save_own_variables", _BY_ROWS, how="inherited"
 )
 MAKEDIRS = Patch(
     "keras.src.utils.file_utils", "makedirs", "folders created by several ranks at once"

@@ -14,6 +14,7 @@ from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
+from tfcluster.runtime.partition.tables import Tables
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import ExchangeTotals, StepRate
 from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
@@ -60,6 +61,8 @@ class TrainingSession:
     """The optimizers' names in messages and on ps tasks, equal on all ranks."""
     servers: ParameterServerClient | None = None
     """The connection to the ps tasks, if there is one."""
+    tables: Tables | None = None
+    """The weights that are divided by rows, if any may be."""
     settle: Callable[[str], None] = lambda what: None
     """Makes the weights equal on all ranks before they are used."""
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
@@ -33,6 +34,8 @@ from tfcluster.runtime.partition.programs import (
 )
 from tfcluster.runtime.partition.rewrite import Written
 from tfcluster.runtime.partition.script_lines import line_of
+from tfcluster.runtime.partition.table_lookups import made_whole
+from tfcluster.runtime.partition.tables import Tables
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
 from tfcluster.runtime.signals import SIGNALS
@@ -114,10 +117,12 @@ class Hook:
         divided_inputs: DividedInputs | None = None,
         variable_names: VariableNames = dict,
         alone: Alone | None = None,
+        tables: Tables | None = None,
         divided: DividedVariables | None = None,
     ) -> None:
         self._divided = divided
         self._alone = alone
+        self._tables = Tables(ranks) if tables is None else tables
         self._own_rows = None if alone is None else OwnRows(ranks.splits[0])
         self._ranks = ranks
         self._new_exchanger = new_exchanger
@@ -170,6 +175,7 @@ class Hook:
         """See ``Call``."""
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
+            self._refuse_tables(inputs, text)
             return original(context, name, self.whole(inputs), outputs)
         with SIGNALS:
             result = self._call(original, context, name, text, inputs, outputs)
@@ -190,36 +196,42 @@ class Hook:
         pass_point()
         try:
             programs = self._programs_of(text)
-            values = [ProgramInput(tensor, self.part_of(tensor)) for tensor in inputs]
+            values = [self._input(tensor) for tensor in inputs]
             if programs is None:
-                whole_inputs = self._gathered(values)
-                return original(context, name, whole_inputs, outputs)
+                tensors = self._gathered(values)
+                with self._tables.made_whole(tensors, text) as rest:
+                    return original(context, name, rest, outputs)
             taken: list[TakenBatch] = []
-            has_ended = False
+            ended: tf.errors.OutOfRangeError | None = None
             with self._as_one(programs, inputs):
                 try:
                     for fetch in programs.fetches:
                         taken.append(self._divided_inputs.take(fetch, inputs))
-                except tf.errors.OutOfRangeError:
-                    has_ended = True
+                except tf.errors.OutOfRangeError as error:
+                    ended = error
                 else:
                     values, program = self._prepared(programs, values, taken)
-            if has_ended:
-                # The function itself does what does not wait for the batch.
+            if ended is not None:
+                # The function itself does what does not wait for the batch. If that
+                # were an exchange, the end of the data would break it off.
                 rest = handed(programs.fetches, _wholes(taken), inputs)
-                whole = self._checked(programs.without_batches(rest))
+                values = [self._input(tensor) for tensor in rest]
+                whole = self._checked(programs.without_batches(values))
+                if whole.is_divided and whole.written and whole.written.exchanges:
+                    raise ended
                 self._make_whole(rest)
-                return original(context, whole.name.encode(), rest, outputs)
+                tensors = [tensor for value in values for tensor in value.tensors]
+                return original(context, whole.name.encode(), tensors, outputs)
             if program.error is not None:
                 tensors = self._gathered(values)
                 own, batches = tensors[: len(inputs)], tensors[len(inputs) :]
                 rest = handed(programs.fetches, batches, own)
-                return original(context, name, rest, outputs)
-            tensors = [value.tensor for value in values]
+                with self._tables.made_whole(rest, program.label) as rest:
+                    return original(context, name, rest, outputs)
             running: AbstractContextManager[None] = nullcontext()
             if program.written is not None:
                 running = self._running(program.label, program.written)
-            with running, self._holding(program, programs, tensors) as held:
+            with running, self._holding(program, programs, values) as held:
                 result = original(context, program.name.encode(), held, outputs)
             for index, part in program.parts.items():
                 self._note_part(result[index], part)
@@ -230,15 +242,15 @@ class Hook:
 
     @contextmanager
     def _holding(
-        self, program: RankProgram, programs: Programs, tensors: list[Tensor]
+        self, program: RankProgram, programs: Programs, values: Sequence[ProgramInput]
     ) -> Iterator[list[Tensor]]:
         """The inputs, with the pieces of variables that the program gets."""
+        tensors = [tensor for value in values for tensor in value.tensors]
         if self._divided is None:
             yield tensors
             return
 
         def names() -> dict[int, str]:
-            values = [ProgramInput(tensor) for tensor in tensors]
             return {v.place: v.name for v in programs.variables(values)}
 
         with self._divided.held_as(tensors, program.variables, names) as held:
@@ -283,9 +295,7 @@ class Hook:
             self._alone.begins(
                 program, lambda: programs.variables(values), self._variables
             )
-        elif self._agree is not None and (
-            program.is_divided or any(batch.iterator is not None for batch in taken)
-        ):
+        elif self._agree is not None and (program.is_divided or taken):
             return self._agreed(programs, values, program, taken)
         return values, program
 
@@ -328,6 +338,9 @@ class Hook:
         entry = self._parts.get(id(tensor))
         return None if entry is None else entry[1]
 
+    def _input(self, tensor: Tensor) -> ProgramInput:
+        return ProgramInput(tensor, self.part_of(tensor), self._tables.of(tensor))
+
     def _note_part(self, tensor: Tensor, part: RowPart) -> None:
         key, parts = id(tensor), self._parts
         parts[key] = weakref.ref(tensor, lambda _: parts.pop(key, None)), part
@@ -342,7 +355,7 @@ class Hook:
             return inputs
         self._busy.now = True
         try:
-            return self._gathered([ProgramInput(t, self.part_of(t)) for t in inputs])
+            return self._gathered([self._input(tensor) for tensor in inputs])
         finally:
             self._busy.now = False
 
@@ -366,6 +379,18 @@ class Hook:
             for place, tensor in zip(places, wholes, strict=True):
                 tensors[place] = tensor
         return tensors
+
+    def _refuse_tables(self, inputs: Sequence[Tensor], name: str) -> None:
+        """Raise CollectiveError if a call that is not divided needs a table."""
+        for tensor in inputs:
+            table = self._tables.of(tensor)
+            if table is not None:
+                raise CollectiveError(
+                    f"{name} uses {table.name}, of which each rank has its own rows, "
+                    "where the ranks cannot exchange any: in a thread, within another "
+                    "function, or while a model is saved. Call it in the program's "
+                    "main thread, or raise runtime.shard_tables"
+                )
 
     def _make_whole(self, inputs: Sequence[Tensor]) -> None:
         """Gather the variables among the inputs of which ranks hold pieces."""
@@ -492,6 +517,8 @@ class Hook:
         if not program.is_noted:
             program.is_noted = True
             self.programs.append(program)
+            if program.placed is not None:
+                self._tables.note_whole(program.label, made_whole(program.placed))
             if program.error is not None:
                 reason = f"{program.label} is computed whole: {program.error}"
                 sys.stderr.write(f"tfcluster: {reason}\n")

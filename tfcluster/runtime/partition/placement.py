@@ -111,7 +111,17 @@ class ListOf:
         return f"L({self.element or '?'})"
 
 
-Placement: TypeAlias = Replicate | Shard | Partial | ListOf
+@dataclass(frozen=True, slots=True)
+class HandleOf:
+    """The handle of a variable that is divided: every rank's has the rank's rows."""
+
+    element: Shard
+
+    def __str__(self) -> str:
+        return f"H({self.element})"
+
+
+Placement: TypeAlias = Replicate | Shard | Partial | ListOf | HandleOf
 
 REPLICATE = Replicate()
 SUM = Partial("sum")

@@ -18,6 +18,7 @@ from tfcluster.runtime.partition.functions import Function, op_types
 from tfcluster.runtime.partition.graph import Node, OpGraph, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
+    HandleOf,
     Placement,
     Ranks,
     Shape,
@@ -28,6 +29,8 @@ from tfcluster.runtime.partition.rewrite import Written, returned, rewrite
 from tfcluster.runtime.partition.rules.random import WITH_STATE, is_stateful_draw
 from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
+from tfcluster.runtime.partition.table_lookups import gather_from_handles
+from tfcluster.runtime.partition.tables import DividedTable
 from tfcluster.runtime.partition.taken_batches import Taken, TakenElement, fetches_of
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.variable_placements import VariableShards, candidates
@@ -59,6 +62,18 @@ class ProgramInput:
 
     tensor: Tensor
     part: RowPart | None = None
+    table: DividedTable | None = None
+    """The divided variable to which the tensor, a handle, refers."""
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement, if this process does not have the whole tensor."""
+        return self.shard if self.table is None else HandleOf(self.table.shard)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What the program gets: one tensor, or the handles of the ranks' pieces."""
+        return [self.tensor] if self.table is None else self.table.handles
 
     @property
     def shape(self) -> Shape:
@@ -82,7 +97,9 @@ class ProgramInput:
 
 
 Key: TypeAlias = tuple[
-    int | None, int | None, tuple[tuple[DType, Shape, Shard | None] | None, ...]
+    int | None,
+    int | None,
+    tuple[tuple[DType, Shape, Shard | None] | Placement | None, ...],
 ]
 
 
@@ -208,9 +225,15 @@ class Programs:
             variable.handle is not inputs[variable.place].tensor
             for variable in variables
         ):
-            tensors = [value.tensor for value in inputs[: len(self.function.arguments)]]
+            own = inputs[: len(self.function.arguments)]
+            tensors = [value.tensor for value in own]
             names = self._variable_names()
-            variables = self._variables = watched(self._names, tensors, names)
+            divided = {i for i, value in enumerate(own) if value.table is not None}
+            variables = self._variables = [
+                variable
+                for variable in watched(self._names, tensors, names)
+                if variable.place not in divided
+            ]
         return variables
 
     def batch_places(self, inputs: Sequence[ProgramInput]) -> list[int]:
@@ -249,7 +272,7 @@ class Programs:
         visible = 0 if keeps_parts else self._visible
         self._draws.begin()
         shapes = tuple(
-            None
+            value.placement
             if value.tensor.dtype == tf.resource
             else (value.tensor.dtype, value.shape, value.shard)
             for value in inputs
@@ -261,19 +284,19 @@ class Programs:
             self._programs[key] = program
         return program
 
-    def without_batches(self, inputs: Sequence[Tensor]) -> RankProgram:
+    def without_batches(self, inputs: Sequence[ProgramInput]) -> RankProgram:
         """The program that takes batches itself, and is not divided.
 
         Its random ops continue the sequences of the other programs.
         """
         if self._draws_by_itself is None:
             self._draws_by_itself = not WITH_STATE.isdisjoint(op_types(self.function))
-        if not self._draws_by_itself:
+        has_tables = any(value.table is not None for value in inputs)
+        if not self._draws_by_itself and not has_tables:
             return RankProgram(self.function.name, self.label)
         self._draws.begin()
         if self._without_batches is None:
-            values = [ProgramInput(tensor) for tensor in inputs]
-            self._without_batches = self._divided_or_whole(values, (), self._visible)
+            self._without_batches = self._divided_or_whole(inputs, (), self._visible)
         return self._without_batches
 
     def _divided_or_whole(
@@ -311,14 +334,22 @@ class Programs:
         taken = Taken(self._taken_rows, self._ranks.size, self._note)
         graph = specialise(self.function, own, batches, taken)
         self._names = _names_of(graph)[: len(own)]
+        pairs = zip(graph.inputs, inputs, strict=True)
+        divided = [value for value, given in pairs if given.table is not None]
+        gather_from_handles(graph, divided)
         seconds["specialise"] = clock() - began
         began = clock()
         rows, placements = self._placements(inputs)
         variables: VariableShards = {}
         if len(fetches) < len(self.fetches):
-            rows, placements = None, [REPLICATE] * len(inputs)
+            tables = [value.table and value.placement for value in inputs]
+            rows, placements = None, [table or REPLICATE for table in tables]
         elif self._divides_variables and _trains(graph):
-            variables = candidates(graph, self._ranks.size)
+            variables = {
+                variable: shard
+                for variable, shard in candidates(graph, self._ranks.size).items()
+                if variable not in divided
+            }
         placed = propagate(graph, placements, rows, variables)
         seconds["propagate"] = clock() - began
         alone = self._own_rows is not None and (
@@ -348,7 +379,7 @@ class Programs:
                 else None
                 for value in inputs
             ],
-            [value.shard or REPLICATE for value in inputs],
+            [value.placement or REPLICATE for value in inputs],
             visible,
         )
         seconds["rewrite"] = clock() - began
@@ -397,7 +428,7 @@ class Programs:
         """
         rows = self._rows(inputs)
         return rows, [
-            value.shard
+            value.placement
             or (
                 Shard(0, rows)
                 if rows is not None and value.is_data and value.shape[:1] == (rows,)

@@ -13,6 +13,7 @@ from tfcluster.runtime.partition.graph import Node, OpGraph, Value, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
+    HandleOf,
     ListOf,
     Partial,
     Placement,
@@ -22,6 +23,7 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.rules import lists as list_rules
 from tfcluster.runtime.partition.rules import random as random_rules
+from tfcluster.runtime.partition.rules import tables as table_rules
 from tfcluster.runtime.partition.rules.all import RULES
 from tfcluster.runtime.partition.rules.table import LocalPlan, PlacedOp
 from tfcluster.runtime.partition.variable_placements import VariableShards
@@ -76,13 +78,17 @@ def propagate(
     inputs: Sequence[Placement],
     rows: int | None,
     variables: VariableShards = MappingProxyType({}),
+    table_rows: frozenset[int] = frozenset(),
 ) -> Placed:
     """Placements for a graph whose inputs have the placements ``inputs``.
+
+    ``rows`` is the number of rows of the batch. Tensors that have as many rows as a
+    divided variable, or ``table_rows``, are divided, too.
 
     Of ``variables`` a rank holds a piece where all that uses them agrees with it.
     """
     while True:
-        placed = _Propagation(graph, inputs, rows, {}, variables).result()
+        placed = _Propagation(graph, inputs, rows, {}, variables, table_rows).result()
         agreeing = variable_placements.agreeing(
             variables, placed.nodes, graph.outputs, placed.placements, placed.plans
         )
@@ -105,6 +111,7 @@ class _Propagation:
         rows: int | None,
         placed_bodies: _PlacedBodies,
         variables: VariableShards = MappingProxyType({}),
+        table_rows: frozenset[int] = frozenset(),
     ) -> None:
         self._placed_bodies = placed_bodies
         if graph.taken:
@@ -118,6 +125,7 @@ class _Propagation:
             if read.inputs and read.inputs[0] in variables and read.outputs
         }
         """How variables of these shapes are divided."""
+        self._table_rows = table_rules.rows_of(inputs) | table_rows
         self._rounds: dict[Value, int] = {}
         """How many exchanges, one after another, must end before a value is there."""
 
@@ -245,6 +253,7 @@ class _Propagation:
         # Even if nothing is divided yet, random numbers for the rows can be.
         plan = (
             random_rules.by_rows(node, self._placed.rows)
+            or table_rules.plan_of(node, placements, self._table_rows)
             or moments.plan_of(node, placements)
             or variable_placements.plan_of(node, self._placed.variables)
         )
@@ -255,8 +264,13 @@ class _Propagation:
         if (rule := RULES.get(node.type)) is not None:
             rounds = [self._rounds_seen(value) for value in node.inputs]
             plan = rule(PlacedOp(node, placements, rounds))
-            if plan is not None and _is_possible(node, plan):
+            if plan is not None and _is_possible(node, placements, plan):
                 return plan
+        # There is no way to put a handle together.
+        if any(isinstance(placement, HandleOf) for placement in placements):
+            raise NotImplementedError(
+                f"{node.type} has no rule for a table that is divided by rows"
+            )
         divides = bool(self._placed.variables)
         gathers = divides and variable_placements.is_assignment(node)
         if not all(map(is_whole, placements)) and not gathers:
@@ -357,8 +371,11 @@ def _is_exchanged(placement: Placement, want: Placement) -> bool:
     return want == REPLICATE != placement
 
 
-def _is_possible(node: Node, plan: LocalPlan) -> bool:
+def _is_possible(node: Node, placements: Sequence[Placement], plan: LocalPlan) -> bool:
     """Whether values of these shapes can have the placements that a rule claims."""
+    for placement, want in zip(placements, plan.want, strict=True):
+        if isinstance(placement, HandleOf) and placement != want:
+            return False
     return all(map(can_have, node.inputs, plan.want)) and all(
         map(can_have, node.outputs, plan.outputs)
     )

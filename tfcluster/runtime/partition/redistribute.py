@@ -362,7 +362,7 @@ def is_single(placement: Placement) -> bool:
     """Whether one tensor serves all ranks of a process."""
     if isinstance(placement, ListOf):
         return not isinstance(placement.element, Shard)
-    return isinstance(placement, Replicate)
+    return isinstance(placement, Replicate)  # Each rank has a handle of its own.
 
 
 def _buckets(

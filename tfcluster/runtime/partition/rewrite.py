@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+import tensorflow as tf
+
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
@@ -20,6 +22,7 @@ from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, Value
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
+    HandleOf,
     ListOf,
     Placement,
     Ranks,
@@ -92,6 +95,9 @@ def rewrite(
         list(input_placements) or [REPLICATE] * count,
         strict=True,
     ):
+        if isinstance(placement, HandleOf):
+            body.put(value, placement, body.handles(placement, handle))
+            continue
         shape = value.shape
         if shape is not None:
             shape = process.splits[0].local_shape(shape, placement)
@@ -197,6 +203,20 @@ class _Body:
         """Note the refs of an input."""
         self._values.put(value, placement, refs)
         self._written[value.node] = []
+
+    def handles(self, placement: HandleOf, whole: ProtocolBuffer | None) -> Refs:
+        """Arguments for the handles of the ranks' pieces of a divided variable."""
+        assert whole is not None
+        shape = [dim.size for dim in whole.shape_and_type[0].shape.dim]
+        shard = placement.element
+        return tuple(
+            self.writer.argument(
+                tf.resource,
+                None,
+                tf_functions.with_shape(whole, split.local_shape(shape, shard)),
+            )
+            for split in self._process.splits
+        )
 
     @property
     def exchanges(self) -> bool:

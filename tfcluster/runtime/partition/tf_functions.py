@@ -33,6 +33,8 @@ _MAP = ("_map_func", "_preserve_cardinality")
 _PARALLEL = ("_num_parallel_calls", "_deterministic")
 _IN_PARALLEL = "Parallel"
 """The beginning of kinds of datasets that call functions in parallel."""
+_TABLES = "weights that are divided by rows"
+_VARIABLES = "tensorflow.python.ops.resource_variable_ops"
 _CONTEXT = "tensorflow.python.eager.context.Context"
 
 NAMES = (
@@ -62,6 +64,9 @@ NAMES = (
         _PARTITION,
         *("set_handle_data", "get_handle_data"),
     ),
+    *names("tensorflow.python.eager.record", _TABLES, "record_operation"),
+    *names(_VARIABLES, _TABLES, "variable_accessed"),
+    *names(f"{_VARIABLES}.BaseResourceVariable", _TABLES, "_shape"),
     *names(
         "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable.__init__",
         _PARTITION,
@@ -272,6 +277,16 @@ def variable_spec(tensor: Tensor) -> tuple[Any, Any] | None:
     return tf.as_dtype(spec.dtype), sizes
 
 
+def with_shape(data: ProtocolBuffer, shape: Sequence[int | None]) -> ProtocolBuffer:
+    """The ``HandleData`` of a variable of the same dtype and another shape."""
+    import tensorflow as tf
+
+    changed = type(data)()
+    changed.CopyFrom(data)
+    changed.shape_and_type[0].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    return changed
+
+
 def handle_of(variable: Any) -> Tensor:
     """The handle of a variable, without a use of the variable."""
     handle: Tensor | None = getattr(variable, "_handle", None)
@@ -283,6 +298,27 @@ def set_handle_data(tensor: Tensor, data: ProtocolBuffer) -> None:
     from tensorflow.python.ops import handle_data_util
 
     handle_data_util.set_handle_data(tensor, data)
+
+
+def record_read(variable: Any, value: Tensor) -> None:
+    """Let tapes know that this is the value of a variable."""
+    from tensorflow.python.eager import record
+    from tensorflow.python.ops import resource_variable_ops
+
+    resource_variable_ops.variable_accessed(variable)
+    record.record_operation(
+        "ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient]
+    )
+
+
+def set_shape(variable: Any, shape: Sequence[int]) -> None:
+    """Let a ``tf.Variable`` have this shape, whatever it holds."""
+    import tensorflow as tf
+
+    variable._shape = tf.TensorShape(shape)
+    data = handle_data(variable.handle)
+    assert data is not None
+    variable.handle._handle_data = with_shape(data, shape)
 
 
 class HostFunction:

@@ -78,7 +78,7 @@ class ExplainHook(Hook):
             except tf.errors.OutOfRangeError:
                 rest = handed(programs.fetches, taken, inputs)
                 return original(context, name, rest, outputs)
-            values = [ProgramInput(tensor, self.part_of(tensor)) for tensor in inputs]
+            values = [self._input(tensor) for tensor in inputs]
             values += [ProgramInput(tensor) for tensor in taken]
             program = programs.program(values)
             if _trains(programs, program):

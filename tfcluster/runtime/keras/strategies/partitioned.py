@@ -31,6 +31,7 @@ from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data.data_service_hooks import Passes
 from tfcluster.runtime.keras.tf_variables import held
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.divided_weights import DividedWeights
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
@@ -48,6 +49,7 @@ from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
+from tfcluster.runtime.partition.tables import Tables
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -102,6 +104,7 @@ def install(
     def is_paused() -> bool:
         return (
             session.within("saving")
+            or session.within("initializing")
             or program_kind.distributes_itself()
             # Each rank predicts for the rows that its program has.
             or (not session.divides and session.within("predicting"))
@@ -133,6 +136,15 @@ def install(
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
         new_exchanger, running = runs.exchanger, runs.running
+    tables = Tables(ranks, group, session.warn)
+    if options.shard_tables is not None and ranks.size > 1:
+        DividedWeights(
+            tables,
+            options.shard_tables,
+            undivided=partial(session.once, "initializing"),
+            warn=session.warn,
+        ).install()
+        session.tables = tables
     hook: Hook | None = None
     if ranks.size > 1:
         hook = Hook(
@@ -148,6 +160,7 @@ def install(
             together=failures.together,
             divided_inputs=divided_inputs,
             variable_names=variable_paths,
+            tables=tables,
             divided=divided,
         )
         tf_patches.TABLE.install(
@@ -173,7 +186,8 @@ def install(
             variable
             for variable in variables_of(model, with_optimizer=not is_served)
             # Nobody has touched the others since a program has divided them.
-            if divided is None or not divided.is_divided(variable.handle)
+            if (divided is None or not divided.is_divided(variable.handle))
+            and tables.of(variable.handle) is None
         ]
         if variables:
             agreement.on("variables at the beginning of fit", (), variables)

@@ -138,11 +138,18 @@ class ChiefOnlySaving:
         began = time.time()
         error: Exception | None = None
         result: T | None = None
+        tables = session.tables
         everywhere = name is not None and private_files.are_private()
         if session.chief or everywhere:
             path = name.path if name and everywhere else None
+            leading = (
+                contextlib.nullcontext()
+                if everywhere or not tables
+                else tables.leading()
+            )
             try:
                 with (
+                    leading,
                     session.saving(what),
                     SIGNALS.held(),
                     private_files.saving(path),
@@ -150,6 +157,8 @@ class ChiefOnlySaving:
                     result = act()
             except Exception as raised:
                 error = raised
+        elif tables is not None:
+            tables.serve()
         text = result if isinstance(result, str) else None
         outcome = [type(error).__name__, str(error)] if error else ["", text]
         names = [name.path, name.text] if name else ["", ""]

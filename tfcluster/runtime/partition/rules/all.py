@@ -18,6 +18,7 @@ from tfcluster.runtime.partition.rules import (  # noqa: F401 - registers its ru
     slices,
     sparse,
     strings,
+    tables,
     without_rule,
 )
 from tfcluster.runtime.partition.rules.table import RULES, WHOLE, why_whole

@@ -11,6 +11,7 @@ from tfcluster.runtime.partition.graph import Node, Value, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
+    HandleOf,
     ListOf,
     Partial,
     Placement,
@@ -33,7 +34,7 @@ _COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 @rule(*_COPIES)
 def copy(op: PlacedOp) -> LocalPlan:
     placement = op.placements[0]
-    if isinstance(placement, Partial | ListOf):
+    if isinstance(placement, Partial | ListOf | HandleOf):
         return LocalPlan([placement], [placement])
     return elementwise(op)
 

@@ -7,9 +7,7 @@ from tfcluster.runtime.partition.rules.table import whole, whole_family
 STATE = "it changes or reads state that all ranks have alike"
 whole(
     STATE,
-    *("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"),
-    *("ReadVariableOp", "VarHandleOp", "VariableShape", "VarIsInitializedOp"),
-    *("DestroyResourceOp", "DisableCopyOnRead", "RngReadAndSkip", "RngSkip"),
+    *("VarHandleOp", "DestroyResourceOp", "RngReadAndSkip", "RngSkip"),
     *("IsVariableInitialized", "AnonymousRandomSeedGenerator"),
     *("AnonymousSeedGenerator", "DeleteRandomSeedGenerator", "DeleteSeedGenerator"),
     *("Variable", "VariableV2", "TemporaryVariable", "DestroyTemporaryVariable"),
@@ -17,6 +15,9 @@ whole(
 )
 whole_family(
     STATE,
+    # Only variables that are divided have rules for these.
+    *("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"),
+    *("ReadVariableOp", "VariableShape", "VarIsInitializedOp", "DisableCopyOnRead"),
     *("ResourceScatter", "ResourceApply", "ResourceSparseApply", "ResourceStrided"),
     *("ResourceCountUpTo", "ResourceAccumulator", "ResourceConditional"),
     *("SparseApply", "Scatter", "Accumulator", "SparseAccumulator", "Conditional"),

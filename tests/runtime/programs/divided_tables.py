@@ -1,0 +1,60 @@
+"""Trains a model with a large table, saves it, and notes what it holds.
+
+Arguments: the stem of the files, and the names of optimizers.
+"""
+
+import os
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+ROWS, WIDTH = 1009, 8
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.5),
+    "momentum": lambda: keras.optimizers.SGD(0.5, momentum=0.9),
+}
+
+
+def build_model() -> keras.Model:
+    tokens, numbers = keras.Input((5,), dtype="int32"), keras.Input((3,))
+    rows = keras.layers.Embedding(ROWS, WIDTH, mask_zero=True)(tokens)
+    pooled = keras.layers.GlobalAveragePooling1D()(rows)
+    joined = keras.layers.Concatenate()([pooled, numbers])
+    hidden = keras.layers.Dropout(0.2)(joined)
+    return keras.Model([tokens, numbers], keras.layers.Dense(1)(hidden))
+
+
+def train(stem: str, rank: str, name: str) -> None:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    random = np.random.default_rng(5)
+    # Few of the rows, so that some come twice in a batch; the last batch is smaller.
+    tokens = (random.random((43, 5)) ** 3 * ROWS).astype("int32")
+    x = [tokens, random.normal(size=(43, 3)).astype("float32")]
+    y = random.normal(size=(43, 1)).astype("float32")
+    model = build_model()
+    model.compile(OPTIMIZERS[name](), "mse", steps_per_execution=2)
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+    # Its length is not known.
+    data = tf.data.Dataset.from_tensor_slices((tuple(x), y)).filter(lambda *_: True)
+    losses = model.fit(data.batch(16), epochs=2, verbose=0).history["loss"]
+    table = model.layers[1].embeddings
+    values = {v.path: v.numpy() for v in (*model.variables, *model.optimizer.variables)}
+    values |= {"losses": np.array(losses), "predicted": model.predict(x, verbose=0)}
+    model.save(f"{stem}.{name}.keras")
+    # An eager change, and what a function sees of it.
+    table.assign(table + 1.0)
+    values["changed"] = model.predict(x, verbose=0)
+    loaded = keras.models.load_model(f"{stem}.{name}.keras")
+    values["loaded"] = loaded.predict(x, verbose=0)
+    loaded.fit(x, y, batch_size=16, verbose=0)
+    values["continued"] = loaded.predict(x, verbose=0)
+    np.savez(f"{stem}.{name}-{rank}.npz", **values)
+
+
+if __name__ == "__main__":
+    for optimizer in sys.argv[2:]:
+        train(sys.argv[1], os.environ.get("TFCLUSTER_RANK", "0"), optimizer)
