@@ -266,7 +266,6 @@ class Run:
         Elsewhere, a line is printed now and then if something has changed. Ctrl-C ends
         the view; the run continues.
         """
-        from tfcluster.api.run_handle import live_view
 
         with live_view() as show:
             while not (view := self._view()).state.final:

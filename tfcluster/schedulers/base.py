@@ -1,8 +1,10 @@
 """The interface of a scheduler: where hosts come from, and how agents start there.
 
-A scheduler's module has a ``SCHEDULER``, an instance of ``Scheduler`` or
-``BatchScheduler``. Whatever differs from one scheduler to another is an attribute or a
-method here: no other code asks for a scheduler's name.
+A scheduler is a folder of this package, or a package that a site installs; its module
+has a ``SCHEDULER``, an instance of ``Scheduler`` or ``BatchScheduler``. Whatever
+differs from one scheduler to another is an attribute or a method here: no other code
+asks for a scheduler's name. ``asker`` runs a scheduler's commands: without a shell,
+with a deadline.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from tfcluster.schedulers.starting import Starter
 
 @dataclass(frozen=True, slots=True)
 class CommandAnswer:
+    """The result of a scheduler's command."""
+
     exit_code: int
     stdout: str
     stderr: str = ""
@@ -67,6 +71,7 @@ def asker(environ: Mapping[str, str], timeout_s: float = _ASK_S) -> Ask:
 
 
 def output_of(argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float) -> str:
+    """What a program writes to standard output; empty if it fails."""
     answer = asker(env, timeout_s)(argv)
     return answer.stdout if answer.exit_code == 0 else ""
 
@@ -100,6 +105,8 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherCommand:
+    """What the script starts, and where its output goes; all paths are absolute."""
+
     folder: Path
     """The run's folder, which contains the job's input."""
     log: Path
@@ -255,19 +262,26 @@ class BatchScheduler(Scheduler):
             raise StartError(f"not inside a job of {self.title}", hint=hint)
 
     def is_inside(self, env: Mapping[str, str], /) -> bool:
+        """Whether ``env`` is the environment of one of its allocations."""
         raise NotImplementedError
 
     def directives(
         self, description: Description, settings: Any, launcher: LauncherCommand, /
     ) -> Iterator[str]:
-        """What the script says that the job needs. Pure. Raises ConfigError."""
+        """The lines of the job script that say what the job needs. Pure.
+
+        Raises ConfigError for values that it cannot hold.
+        """
         raise NotImplementedError
 
     def submit_argv(self, script: Path) -> tuple[str, ...]:
         return (self.submit_command, str(script))
 
     def submit(self, script: Path, ask: Ask) -> str:
-        """Queue the script; returns the job's id. Raises SchedulerError."""
+        """Queue the script; returns the job's id. Raises SchedulerError.
+
+        The last line that is an id counts: hooks of a site may print other lines.
+        """
         answer = ask(self.submit_argv(script))
         ids = [match[1] for match in self.job_id.finditer(answer.stdout)]
         if answer.exit_code == 0 and ids:
@@ -316,9 +330,11 @@ class Requeuing:
     """Also a base of a scheduler that can start a job again that has ended."""
 
     def job(self, env: Mapping[str, str]) -> str:
+        """The id of the job that we are in."""
         raise NotImplementedError
 
     def is_started_again(self, env: Mapping[str, str]) -> bool:
+        """Whether the job has run before."""
         raise NotImplementedError
 
     def require_requeuable(self, env: Mapping[str, str]) -> None:

@@ -9,15 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
-from tfcluster.runtime.partition.tables import Tables
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import ExchangeTotals, StepRate
 from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
+
+if TYPE_CHECKING:  # It imports TensorFlow.
+    from tfcluster.runtime.partition.tables import Tables
 
 
 class OptimizerNames:
