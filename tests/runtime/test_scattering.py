@@ -67,6 +67,32 @@ def test_parts_of_all_ranks_are_gathered(size: int) -> None:
                 np.testing.assert_array_equal(own, part(whole, rank, size))
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_gathers_and_sums_in_a_row_do_not_overtake_each_other(size: int) -> None:
+    """A rank that is ahead must not overwrite what another one still reads."""
+    rows = 60_000
+    shapes = [[(rows,), (rows,)]] * size
+
+    def act(group: Group) -> list[str]:
+        wrong = []
+        for number in range(40):
+            value = 10 * number + group.rank
+            own = [np.full(rows, value, np.int64), np.full(rows, value, np.float32)]
+            with group.exchange(Signature("a row of operations")) as call:
+                (total,) = reduced(call, own[1:], ReduceOp.SUM)
+                gathered = [allgathered(call, own, shapes) for _ in range(3)]
+            for found in gathered:
+                for rank, arrays in enumerate(found):
+                    for array in arrays:
+                        if not (array == 10 * number + rank).all():
+                            wrong.append(f"round {number}: rank {rank}, {array.dtype}")
+            if not (total == sum(10 * number + rank for rank in range(size))).all():
+                wrong.append(f"round {number}: the sum")
+        return wrong
+
+    assert results(as_threads(size, act)) == [[]] * size
+
+
 def test_ranks_of_several_hosts_do_not_scatter() -> None:
     def act(group: Group) -> bool:
         with group.exchange(Signature("anything")) as call:

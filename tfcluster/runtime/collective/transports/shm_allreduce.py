@@ -160,6 +160,9 @@ class ShmCollectives:
         """Copy every owner's shard into ``vector``; see ``reduce_scatter``."""
         plan = self._plan(vector, bounds)
         slots = _Slots(self._segment, vector.dtype)
+        # Others may still read the results of the last operation.
+        self.progress.done()
+        self._wait(self.progress.step)
         for number in range(plan.rounds):
             start, end = plan.piece(number, self.me)
             slots.results[self.me][number % SLOTS][: end - start] = vector[start:end]
