@@ -42,7 +42,7 @@ from tfcluster.runtime.collective.scattering import (
 from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, Value, sizes_of
-from tfcluster.runtime.partition.host_rows import gathered, joined, rows_of
+from tfcluster.runtime.partition.host_rows import gathered, joined, looked_up, rows_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Partial,
@@ -79,6 +79,8 @@ class ExchangeRequest:
     result: Replicate | Shard = REPLICATE
     """What the rank gets: a piece only of a sum, from an exchanger that ``scatters``.
     """
+    is_lookup: bool = False
+    """Whether all terms but one are zero at each vector of the last dimension."""
 
     @property
     def terms(self) -> tuple[Ref, ...]:
@@ -189,6 +191,7 @@ class HostExchanger:
                 if call.transport.scatters and self.scatters:
                     first = [of_request[0] for of_request in terms]
                     pieces = _scattered(call, requests, first)
+                    pieces |= _looked_up(call, requests, first)
                     wholes |= _gathered_together(call, requests, first)
                 for i, request in enumerate(requests):
                     if isinstance(request.placement, Shard) and i not in wholes:
@@ -295,7 +298,9 @@ def _scattered(
     places = [
         i
         for i, request in enumerate(requests)
-        if isinstance(request.result, Shard) and not is_half_precision(terms[i].dtype)
+        if isinstance(request.result, Shard)
+        and not request.is_lookup
+        and not is_half_precision(terms[i].dtype)
     ]
     size = call.transport.size
     parts: list[list[Array]] = [[] for _ in range(size)]
@@ -306,6 +311,17 @@ def _scattered(
             of_rank.append(rows_of(terms[i], shard, Split(rank, size)))
     pieces = reduce_scattered(call, parts, ReduceOp.SUM)
     return dict(zip(places, pieces, strict=True))
+
+
+def _looked_up(
+    call: CollectiveCall, requests: Sequence[ExchangeRequest], terms: Sequence[Array]
+) -> dict[int, Array]:
+    """This rank's rows of what was looked up by those who have the rows of tables."""
+    return {
+        i: looked_up(call.transport, terms[i], request.result)
+        for i, request in enumerate(requests)
+        if request.is_lookup and isinstance(request.result, Shard) and terms[i].size
+    }
 
 
 def _gathered_together(

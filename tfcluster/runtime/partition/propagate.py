@@ -201,6 +201,10 @@ class _Propagation:
         """
         if self._placed.placements[value] != SUM:
             return REPLICATE
+        rows = self._placed.rows
+        if table_rules.is_lookup(value) and rows and (value.shape or ())[:1] == (rows,):
+            # Each rank gets what was found for its rows of the batch.
+            return Shard(0, rows)
         return self._shards.get(value.shape, REPLICATE)
 
     def _to_reduce(self) -> set[Value]:

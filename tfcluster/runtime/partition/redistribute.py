@@ -22,6 +22,7 @@ from tfcluster.runtime.partition.exchange import (
 from tfcluster.runtime.partition.graph import Value
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
+    SUM,
     ListOf,
     Partial,
     Placement,
@@ -32,6 +33,7 @@ from tfcluster.runtime.partition.placement import (
     Split,
 )
 from tfcluster.runtime.partition.propagate import Placed
+from tfcluster.runtime.partition.rules.tables import is_lookup
 from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import DType
 
@@ -263,7 +265,8 @@ class Redistribution:
             name, rows = value.node.name, self._placed.rows
             requests.append(
                 ExchangeRequest(
-                    *(ref, placement, shape, name, rows, tuple(others), result)
+                    *(ref, placement, shape, name, rows, tuple(others), result),
+                    is_lookup=placement == SUM and is_lookup(value),
                 )
             )
         results = [request.ref for request in requests]

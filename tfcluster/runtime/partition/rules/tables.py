@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.graph import Node
+from tfcluster.runtime.partition.graph import Node, Value
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
@@ -48,7 +48,7 @@ def plan_of(
     """
     if not table_rows:
         return None
-    if node.type in ("GatherV2", "ResourceGather"):
+    if node.type in _LOOKUPS:
         return _lookup(node, placements, table_rows)
     builds: dict[str, Build] = {"UnsortedSegmentSum": _segments, "Fill": _fill}
     shape = node.outputs[0].shape if node.type in builds else None
@@ -132,6 +132,17 @@ def _lookup(
     want = [table, *[REPLICATE] * (len(node.inputs) - 1)]
     build = partial(_look_up, rows.rows, len(output) - len(ids))
     return LocalPlan(want, [SUM], build)
+
+
+def is_lookup(value: Value) -> bool:
+    """Whether a value that is a sum over the ranks has rows of a table.
+
+    No other rule returns terms of a sum for these ops.
+    """
+    return value.node.type in _LOOKUPS
+
+
+_LOOKUPS = ("GatherV2", "ResourceGather")
 
 
 def _look_up(
