@@ -77,7 +77,8 @@ def test_gathers_and_sums_in_a_row_do_not_overtake_each_other(size: int) -> None
         wrong = []
         for number in range(40):
             value = 10 * number + group.rank
-            own = [np.full(rows, value, np.int64), np.full(rows, value, np.float32)]
+            dtypes = (np.int64, np.float32)
+            own: list[Array] = [np.full(rows, value, dtype) for dtype in dtypes]
             with group.exchange(Signature("a row of operations")) as call:
                 (total,) = reduced(call, own[1:], ReduceOp.SUM)
                 gathered = [allgathered(call, own, shapes) for _ in range(3)]

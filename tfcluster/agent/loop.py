@@ -98,19 +98,16 @@ class Loop:
                 # An earlier callback of this round may have unwatched it.
                 if self._selector.get_map().get(key.fd) == key:
                     key.data()
-            self._run_due(selected)
+            while self._timers and self._timers[0][0] <= selected and not self._stopped:
+                callback = heapq.heappop(self._timers)[2].callback
+                if callback is not None:
+                    callback()
             self._note_pause(self.now() - selected)
 
     def _timeout(self, now: float) -> float | None:
         while self._timers and self._timers[0][2].callback is None:
             heapq.heappop(self._timers)
         return max(0.0, self._timers[0][0] - now) if self._timers else None
-
-    def _run_due(self, now: float) -> None:
-        while self._timers and self._timers[0][0] <= now and not self._stopped:
-            callback = heapq.heappop(self._timers)[2].callback
-            if callback is not None:
-                callback()
 
     def _note_pause(self, away_s: float) -> None:
         if away_s > _PAUSE_S:

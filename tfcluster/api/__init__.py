@@ -7,31 +7,16 @@ unless the run is detached. So nothing here installs a signal handler or keeps g
 state.
 """
 
-from tfcluster.api.function_call import run
-from tfcluster.api.launching import attach, launch
-from tfcluster.api.run_handle import Outcome, Run, RunFailedError
-from tfcluster.base.errors import (
-    ActiveRunError,
-    ConfigError,
-    ContactLostError,
-    HostError,
-    ResourceError,
-    StartError,
-    TfclusterError,
-)
-
-__all__ = [
-    "ActiveRunError",
-    "ConfigError",
-    "ContactLostError",
-    "HostError",
-    "Outcome",
-    "ResourceError",
-    "Run",
-    "RunFailedError",
-    "StartError",
-    "TfclusterError",
-    "attach",
-    "launch",
-    "run",
-]
+from tfcluster.api.function_call import run as run
+from tfcluster.api.launching import attach as attach
+from tfcluster.api.launching import launch as launch
+from tfcluster.api.run_handle import Outcome as Outcome
+from tfcluster.api.run_handle import Run as Run
+from tfcluster.api.run_handle import RunFailedError as RunFailedError
+from tfcluster.base.errors import ActiveRunError as ActiveRunError
+from tfcluster.base.errors import ConfigError as ConfigError
+from tfcluster.base.errors import ContactLostError as ContactLostError
+from tfcluster.base.errors import HostError as HostError
+from tfcluster.base.errors import ResourceError as ResourceError
+from tfcluster.base.errors import StartError as StartError
+from tfcluster.base.errors import TfclusterError as TfclusterError

@@ -251,27 +251,25 @@ def _is_command(value: Any) -> bool:
     return True
 
 
-def _is_hosts(value: Any) -> bool:
-    return _is_text(value) or (_is_list(value) and all(map(_is_text, value)))
-
-
 def _has_names(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_text, value))
-
-
-def _is_environment(value: Any) -> bool:
-    return _has_names(value) and all(map(_is_text, value.values()))
 
 
 _TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "config": (lambda v: isinstance(v, str | os.PathLike), "a path"),
     "command": (_is_command, "a list of words, or a text whose quotes match"),
-    "hosts": (_is_hosts, "a text, or a list of texts"),
+    "hosts": (
+        lambda v: _is_text(v) or (_is_list(v) and all(map(_is_text, v))),
+        "a text, or a list of texts",
+    ),
     "backend": (_is_text, "a text"),
     "name": (_is_text, "a text"),
     "arguments": (_is_list, "a list of words"),
     "settings": (_has_names, "a dictionary whose keys are texts"),
-    "environ": (_is_environment, "a dictionary of texts"),
+    "environ": (
+        lambda v: _has_names(v) and all(map(_is_text, v.values())),
+        "a dictionary of texts",
+    ),
 }
 
 

@@ -60,7 +60,8 @@ def setting_words(written: str) -> list[Word]:
     *parents, last = path.split(".")
     keys: Mapping[str, Key] = cluster_model(relevant(())).keys
     for name in parents:
-        keys = _keys_below(keys[name]) if name in keys else {}
+        kind = keys[name].kind if name in keys else None
+        keys = kind.section.keys if isinstance(kind, Nested) else {}
     if equals:
         schema = keys[last].json({}) if last in keys else {}
         return [Word(f"{path}={value}") for value in dict.fromkeys(_values(schema))]
@@ -76,10 +77,6 @@ def setting_words(written: str) -> list[Word]:
         if not below or (isinstance(key.kind, Nested) and key.kind.section.shorthand):
             words.append(Word(f"{start}{name}=", about))
     return words
-
-
-def _keys_below(key: Key) -> Mapping[str, Key]:
-    return key.kind.section.keys if isinstance(key.kind, Nested) else {}
 
 
 def _values(schema: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -207,8 +208,10 @@ class _Trials:
             moved=other,
         )
         if display.everything:
-            for line in _printed(trial):
-                say_progress(f"  | {sanitise(line)}", display)
+            with suppress(FileNotFoundError):
+                text = trial.log.read_text(encoding="utf-8", errors="replace")
+                for line in text.splitlines():
+                    say_progress(f"  | {sanitise(line)}", display)
         return trial
 
     def baseline(self) -> tuple[Trial, Description, str]:
@@ -269,13 +272,6 @@ def _causes(
         return (own,)
     runtime = description.runtime
     return tuple(causes(first, ranks.recorded, size, runtime, ranks.warnings))
-
-
-def _printed(trial: Trial) -> list[str]:
-    try:
-        return trial.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
 
 
 def _prints_of_threads(ranks: Trial) -> bool:

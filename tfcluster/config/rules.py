@@ -48,8 +48,7 @@ def check_rules(cluster: ClusterSection, findings: Findings) -> None:
         _check_runtime(cluster, findings)
         _check_error_feedback(cluster, findings)
         _check_shards(cluster, findings)
-        _check_tables(cluster, findings)
-        _check_shard_optimizer(cluster, findings)
+        _check_divided_variables(cluster, findings)
     if findings.sound("tasks", "runtime", "restart"):
         _check_min(cluster, findings)
         _check_restart(cluster, findings)
@@ -207,46 +206,32 @@ def _check_shards(cluster: ClusterSection, findings: Findings) -> None:
         findings.error(path, message, "a rank needs at least one shard")
 
 
-def _check_tables(cluster: ClusterSection, findings: Findings) -> None:
+def _check_divided_variables(cluster: ClusterSection, findings: Findings) -> None:
     runtime, chosen = cluster.runtime, strategy(cluster)
-    path = ("runtime", "shard_tables")
+    for key, is_set in (
+        ("shard_optimizer", runtime.shard_optimizer),
+        ("shard_tables", runtime.shard_tables is not None),
+    ):
+        if is_set and chosen is not Strategy.COLLECTIVE:
+            message = f"{key!r} is for strategy collective, not for {chosen}"
+            findings.error(("runtime", key), message)
+        if is_set and runtime.shards is not None:
+            message = (
+                f"{key!r} is not for 'shards', which must give the same bits on any "
+                "number of ranks"
+            )
+            findings.error(("runtime", key), message, "remove one of the two")
     if runtime.shard_tables is None:
         return
-    if chosen is not Strategy.COLLECTIVE:
-        message = f"'shard_tables' is for strategy collective, not for {chosen}"
-        findings.error(path, message)
-    if runtime.shards is not None:
-        message = (
-            "'shard_tables' is not for 'shards': a table's rows belong to ranks, and "
-            "the number of ranks must not matter with 'shards'"
-        )
-        findings.error(path, message, "remove one of them")
     if runtime.transport == "tensorflow":
         message = "'shard_tables' needs transport host or mpi, not tensorflow"
         findings.error(("runtime", "transport"), message, "transport: auto")
     for key, value in (("batch", "global"), ("data", "shared")):
         if getattr(runtime, key) != value:
             message = (
-                f"'shard_tables' needs {key}: {value}: all ranks look up rows in the "
-                "same steps"
+                f"'shard_tables' needs {key}: {value}: ranks look up rows together"
             )
             findings.error(("runtime", key), message)
-
-
-def _check_shard_optimizer(cluster: ClusterSection, findings: Findings) -> None:
-    runtime, chosen = cluster.runtime, strategy(cluster)
-    if not runtime.shard_optimizer:
-        return
-    path = ("runtime", "shard_optimizer")
-    if chosen is not Strategy.COLLECTIVE:
-        message = f"'shard_optimizer' is for strategy collective, not for {chosen}"
-        findings.error(path, message)
-    if runtime.shards is not None:
-        message = (
-            "'shard_optimizer' is not for 'shards', where a rank may have several "
-            "parts of a batch and must add them up in a fixed order"
-        )
-        findings.error(path, message, "remove one of the two")
 
 
 def _check_restart(cluster: ClusterSection, findings: Findings) -> None:

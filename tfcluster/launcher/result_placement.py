@@ -11,7 +11,6 @@ import os
 import re
 import stat
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tfcluster.agent.file_names import BY_HOST, local_path, raw
@@ -128,12 +127,7 @@ class PartialFile:
     def __enter__(self) -> PartialFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             # The path may be that of another fetch's file now.
             with contextlib.suppress(FileNotFoundError):

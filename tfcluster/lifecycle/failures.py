@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tfcluster.base.durations import duration_text
 from tfcluster.base.errors import ExitCode
 from tfcluster.base.light_dataclasses import replace
@@ -55,10 +53,21 @@ def reach_verdict(turn: Turn) -> None:
     failures = sorted(state.pending, key=_order_of_blame)
     state.pending = ()
     cause = replace(failures[0], secondary=False)
-    if _may_restart(state, failures):
+    if (
+        state.counted < state.plan.max_restarts
+        and state.phase is Phase.TRAINING
+        and all(map(_can_be_got_over, failures))
+        and (not lost_hosts(state) or _enough_are_left(state))
+    ):
         _restart(turn, cause)
         return
-    if _can_be_spared(state, failures):
+    # Other live tasks can do the work of the failed tasks.
+    is_spared = (
+        state.phase is Phase.TRAINING
+        and all(failure.task in state.plan.spare for failure in failures)
+        and any(alive(state.tasks[task]) for task in state.plan.apart)
+    )
+    if is_spared:
         names = ", ".join(str(failure.task) for failure in failures)
         them = "them" if failures[1:] else "it"
         text = f"warning: {names} failed ({cause.cause}); continuing without {them}"
@@ -86,24 +95,6 @@ def _order_of_blame(failure: actions.Failure) -> tuple[bool, bool, float]:
     """
     by_itself = failure.task is not None and failure.signal is None
     return failure.secondary, by_itself, failure.at_s
-
-
-def _may_restart(state: State, failures: Iterable[actions.Failure]) -> bool:
-    return (
-        state.counted < state.plan.max_restarts
-        and state.phase is Phase.TRAINING
-        and all(map(_can_be_got_over, failures))
-        and (not lost_hosts(state) or _enough_are_left(state))
-    )
-
-
-def _can_be_spared(state: State, failures: Iterable[actions.Failure]) -> bool:
-    """Whether other live tasks can do the work of the failed tasks."""
-    return (
-        state.phase is Phase.TRAINING
-        and all(failure.task in state.plan.spare for failure in failures)
-        and any(alive(state.tasks[task]) for task in state.plan.apart)
-    )
 
 
 def _can_be_got_over(failure: actions.Failure) -> bool:
