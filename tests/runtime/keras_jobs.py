@@ -62,7 +62,7 @@ IN_DEFAULT_TIER = {
     ],
     "changed_gradients": [],
     "coupled_rows": ["mask"],
-    "inputs": ["fit", "predictions", "divided_pipelines", "errors_in_elements"],
+    "inputs": ["fit", "predictions", "errors_in_elements"],
     "loops": ["tape_graph", "tape_on_arrays", "tape_takes_batches"],
     "losses": [],
     "metrics": [],
@@ -93,7 +93,7 @@ IN_TEST_ALL = {
     ],
     "inputs": [
         *("batches_of_one", "cached_in_files", "endless", "sources"),
-        *("elements_that_differ", "whole_pipelines"),
+        *("divided_pipelines", "elements_that_differ", "whole_pipelines"),
         "without_a_fixed_order",
     ],
     "loops": [

@@ -13,7 +13,7 @@ from tests.kit.ranks import Job, Jobs
 from tests.runtime.keras_checks import assert_equal_on_all_ranks, assert_equal_to_one
 from tests.runtime.keras_jobs import Values
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(500)]
 
 OPTIMIZERS = ("adam", "adagrad", "momentum")
 SIZES = (2, 3)

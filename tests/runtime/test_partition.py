@@ -18,7 +18,10 @@ FOLDER = Path(__file__).parent / "partition"
 LIMIT_S = 600
 EXAMPLES = "TFCLUSTER_PARTITION_EXAMPLES"
 """Multiplies how many examples the files try."""
-LONG = ("op_coverage", "op_coverage_layers", "loops_that_take_batches")
+LONG = (
+    *("compiled_fits", "loops_that_take_batches"),
+    *("op_coverage", "op_coverage_layers"),
+)
 RARE = ("boxes", "images", "lists", "scatters", "sparse", "strings")
 """Families of ops that few models use."""
 SLOW = (*LONG, *(f"rules_{family}" for family in RARE))

@@ -24,7 +24,9 @@ pytestmark = MARKS
 
 ALIKE = ["trained", "read_in_callbacks", "saved", "assigned", "two_optimizers"]
 """Deeds that end with the same bits, divided or not."""
-SIZES = [pytest.param(2, marks=pytest.mark.slow), 3]
+DEEDS_OF = {2: ["trained"], 3: ALIKE}
+"""Deeds by the number of ranks."""
+SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
 
 
 def environment(**options: object) -> dict[str, str]:
@@ -72,8 +74,8 @@ def deeds(tmp_path_factory: pytest.TempPathFactory) -> Deeds:
         ("another_thread", 2, ["another_thread"], divided),
         ("one_rank_reads", 2, ["one_rank_reads"], divided),
         ("by_ops", 2, ["trained"], by_ops | {"TF_GRPC_REUSE_PORT": "1"}),
-        *((f"whole-{size}", size, ALIKE, environment()) for size in (2, 3)),
-        *((f"divided-{size}", size, ALIKE, divided) for size in (2, 3)),
+        *((f"whole-{n}", n, words, environment()) for n, words in DEEDS_OF.items()),
+        *((f"divided-{n}", n, words, divided) for n, words in DEEDS_OF.items()),
     ]
     jobs = [
         Job(name, size, "shard_optimizer.py", (str(folder / name), *words), env)
@@ -94,8 +96,14 @@ def of_deed(ranks: list[dict[str, Any]], deed: str) -> list[Values]:
     ]
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("deed", ALIKE)
+@pytest.mark.parametrize(
+    ("deed", "size"),
+    [
+        pytest.param(deed, size, marks=[pytest.mark.slow] * (size > 2))
+        for size, words in DEEDS_OF.items()
+        for deed in words
+    ],
+)
 def test_ranks_train_the_same_bits(deeds: Deeds, deed: str, size: int) -> None:
     whole = of_deed(deeds.of(f"whole-{size}", size), deed)
     divided = of_deed(deeds.of(f"divided-{size}", size), deed)
@@ -114,6 +122,7 @@ def test_a_rank_holds_its_piece_until_somebody_reads(deeds: Deeds, size: int) ->
         assert len(set(rank["trained/bytes"])) == 1
 
 
+@pytest.mark.slow
 def test_training_goes_on_where_it_was_saved(deeds: Deeds) -> None:
     (rank, *_) = of_deed(deeds.of("divided-3", 3), "saved")
     states = {
@@ -125,6 +134,7 @@ def test_training_goes_on_where_it_was_saved(deeds: Deeds) -> None:
         assert_equal_on_all_ranks([states["later"], states[name]])
 
 
+@pytest.mark.slow
 def test_one_process_reads_whole_slots(deeds: Deeds) -> None:
     (rank, *_) = of_deed(deeds.of("divided-3", 3), "saved")
     found = of_file(deeds.jobs["divided-3"].folder / "saved" / "model.keras")
