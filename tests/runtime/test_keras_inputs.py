@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.runtime.keras_checks import (
     MARKS,
     assert_equal_on_all_ranks,
@@ -23,6 +25,7 @@ def test_a_dataset_without_a_fixed_order_trains(compared: Compared) -> None:
     assert_equal_on_all_ranks(compared.ranks)
 
 
+@pytest.mark.slow
 def test_datasets_are_saved_by_the_chief_and_cached_by_each(outcomes: Outcomes) -> None:
     size = CASES["cached_in_files"][1][0]
     folder = outcomes.folder_of("cached_in_files")
