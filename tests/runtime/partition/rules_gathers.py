@@ -13,6 +13,7 @@ from hypothesis import given
 from tests.runtime.partition.partners import check_with_partners
 from tests.runtime.partition.rule_checks import (
     FLOATS,
+    HALVES,
     INTEGERS,
     WIDE_FLOATS,
     Array,
@@ -53,7 +54,10 @@ def _indices(chance: Chance, shape: Sequence[int], end: int, low: int = 0) -> Ar
 
 
 def _numbers(chance: Chance, shape: Sequence[int]) -> Array:
-    return chance.numbers(shape, chance.of(ADDABLE))
+    """Numbers whose sum is exact, also that of many in half precision."""
+    dtype = chance.of(ADDABLE)
+    most = 0.5 if dtype in HALVES else 3.0
+    return chance.numbers(shape, dtype, -most, most)
 
 
 @given(seeds)
