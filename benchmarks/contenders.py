@@ -252,7 +252,7 @@ def wait(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> bool
         codes = [process.poll() for process in processes]
         if any(codes) or None not in codes:
             break
-        time.sleep(0.05)
+        time.sleep(0.05)  # there is no event for the end of any of several processes
     is_late = time.monotonic() >= deadline
     for process in processes:
         if process.poll() is None:
@@ -275,4 +275,4 @@ def error_in(outputs: Iterable[str]) -> str:
         if lines:
             return str(lines[-1])[:120].replace("|", "/")
     last = [line for text in outputs for line in text.splitlines()[-1:]]
-    return f"failed: {last[0][:120] if last else 'without a word'}"
+    return f"failed: {last[0][:120] if last else 'no output'}"

@@ -49,7 +49,7 @@ def test_a_failed_peer_has_the_first_line_of_its_error_in_its_row() -> None:
     output = "Traceback ...\n  File x\nValueError: a | b\nE0000 further lines\n"
     assert contenders.error_in(["", output]) == "ValueError: a / b"
     assert contenders.error_in(["", "Killed\n"]) == "failed: Killed"
-    assert contenders.error_in([""]) == "failed: without a word"
+    assert contenders.error_in([""]) == "failed: no output"
 
 
 def test_reports_are_those_of_all_ranks_among_other_lines() -> None:
