@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from tests.kit.ranks import as_threads, results
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.packing import reduced
-from tfcluster.runtime.collective.scattering import allgathered, reduce_scattered
+from tfcluster.runtime.collective.scattering import (
+    allgathered,
+    reduce_scattered,
+    reduce_scattered_alone,
+)
 from tfcluster.runtime.collective.transports.base import Array
 
 ROWS = (3, 40_001, 5)
@@ -100,3 +106,22 @@ def test_ranks_of_several_hosts_do_not_scatter() -> None:
             return call.transport.scatters
 
     assert results(as_threads(3, act, ["a", "a", "b"])) == [False] * 3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_array_is_scattered_where_it_lies(size: int) -> None:
+    def act(group: Group) -> tuple[Array, Array, bool]:
+        term = terms_of(group.rank)[1]
+        before = term.copy()
+        with group.exchange(Signature("whole")) as call:
+            whole = reduced(call, [term], ReduceOp.SUM)[0]
+        ends = [term.size * number**2 // size**2 for number in range(size + 1)]
+        sizes = [end - start for start, end in pairwise(ends)]
+        with group.exchange(Signature("part")) as call:
+            own = reduce_scattered_alone(call, term, sizes, ReduceOp.SUM)
+        expected = whole.reshape(-1)[ends[group.rank] : ends[group.rank + 1]]
+        return own, expected, np.array_equal(term, before)
+
+    for own, expected, is_kept in results(as_threads(size, act)):
+        np.testing.assert_array_equal(own, expected)
+        assert is_kept

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfcluster.runtime.partition import variable_placements
+from tests.runtime.partition.installed import installed
+from tfcluster.runtime import tf_patches
+from tfcluster.runtime.partition import tf_functions, variable_placements
+from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.functions import parsed
-from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
+from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    HandleOf,
+    Placement,
+    Ranks,
+    Shard,
+)
 from tfcluster.runtime.partition.propagate import Placed, propagate
 from tfcluster.runtime.partition.shape_graph import Argument
+from tfcluster.runtime.partition.slots import Slots
 from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.variable_placements import candidates, shard_of
+from tfcluster.runtime.tensor_types import Array
 
 RANKS = 2
 WIDTH = 64
@@ -53,7 +67,11 @@ def placed(
     }
     pairs = zip(graph.inputs, inputs, strict=True)
     names = {value: paths.get(id(tensor), "") for value, tensor in pairs}
-    divided = {names[value]: shard for value, shard in result.variables.items()}
+    divided = {
+        names[value]: held.element
+        for value, held in zip(graph.inputs, result.inputs, strict=True)
+        if isinstance(held, HandleOf)
+    }
     return result, divided
 
 
@@ -117,9 +135,19 @@ def test_a_norm_of_all_gradients_is_summed_up_from_pieces() -> None:
     assert len(scalars) == 1
 
 
-def test_variables_of_a_branch_stay_whole() -> None:
-    _, divided = placed(keras.optimizers.Adam(gradient_accumulation_steps=2))
-    assert divided == {}
+def test_variables_of_a_branch() -> None:
+    result, divided = placed(keras.optimizers.Adam(gradient_accumulation_steps=2))
+    assert ends(divided) == {"momentum": 1, "velocity": 1, "accumulator": 1}
+    assert not result.whole
+
+
+def test_variables_of_an_update_with_a_scaled_loss() -> None:
+    inner = keras.optimizers.Adam()
+    result, divided = placed(keras.optimizers.LossScaleOptimizer(inner))
+    assert ends(divided) == {"momentum": 1, "velocity": 1}
+    # Whether the gradients are finite is found out from the pieces.
+    assert Shard(0, WIDTH) in result.reduced.values()
+    assert not result.whole
 
 
 def test_small_and_short_variables_stay_whole() -> None:
@@ -131,3 +159,78 @@ def test_small_and_short_variables_stay_whole() -> None:
     assert shard_of((LARGE * 2,), tf.int64, 2) is None
     assert shard_of((None, LARGE), tf.float32, 2) is None
     assert shard_of(None, tf.float32, 2) is None
+
+
+# --- trainings ------------------------------------------------------------------------
+
+
+@contextmanager
+def simulated(size: int, *, divides: bool) -> Iterator[DividedVariables]:
+    """All ranks in this process; those that divide optimizers' variables, or not."""
+    ranks = Ranks(size, tuple(range(size)))
+    variables = DividedVariables(ranks)
+    slots = Slots(variables)
+    # The last handler counts; without divided variables it changes nothing.
+    tf_patches.TABLE.install({tf_patches.VARIABLE_HANDLE: slots.handle})
+    given = slots if divides else None
+    with installed(Hook(ranks, strict=True, variables=variables, slots=given)):
+        yield variables
+    slots.make_whole()
+
+
+def trained(
+    optimizer: Callable[[], Any], steps_per_execution: int
+) -> tuple[dict[str, Array], list[Any]]:
+    """The state after a training with an odd last batch, and the optimizer's."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((5,)), keras.layers.Dense(7, activation="tanh")]
+    model = keras.Sequential([*layers, keras.layers.Dense(9), keras.layers.Dense(2)])
+    used = optimizer()
+    model.compile(used, "mse", steps_per_execution=steps_per_execution)
+    random = np.random.default_rng(1)
+    x, y = (random.normal(size=(22, n)).astype(np.float32) for n in (5, 2))
+    model.fit(x, y, 8, epochs=2, verbose=0, shuffle=False)
+    handles = [tf_functions.handle_of(each.value) for each in used.variables]
+    return {v.path: v for v in (*model.variables, *used.variables)}, handles
+
+
+TRAININGS: dict[str, tuple[Callable[[], Any], int, int]] = {
+    "plain": (lambda: keras.optimizers.Adam(0.01), 1, 2),
+    "several steps": (lambda: keras.optimizers.Adam(0.01), 3, 3),
+    "accumulated": (
+        lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+        *(1, 3),
+    ),
+    "scaled": (
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01)),
+        *(1, 2),
+    ),
+    "scaled, several steps": (
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9)
+        ),
+        *(2, 3),
+    ),
+}
+"""An optimizer, the steps of an execution, and the number of ranks."""
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_trainings_have_equal_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variable_placements, "LEAST_BYTES", 1)
+    optimizer, steps, size = TRAININGS[name]
+    with simulated(size, divides=False):
+        state, _ = trained(optimizer, steps)
+        expected = {path: value.numpy() for path, value in state.items()}
+    with simulated(size, divides=True) as variables:
+        state, handles = trained(optimizer, steps)
+        divided = [handle for handle in handles if variables.is_divided(handle)]
+        # Kernels and biases, but for one that is shorter than there are ranks.
+        assert len(divided) >= 5
+        assert all(len(variables.of(h).pieces) == size for h in divided)
+        ours = {path: value.numpy() for path, value in state.items()}
+        assert not any(map(variables.is_divided, handles))
+    assert [*ours] == [*expected]
+    for path, value in expected.items():
+        np.testing.assert_array_equal(ours[path], value, err_msg=path)

@@ -38,13 +38,28 @@ def reduce_scattered(
         vector = pool.empty(bounds[-1], dtype)
         terms = [part[i].reshape(-1) for part in parts for i in places]
         np.concatenate(terms, out=vector)
-        act = partial(call.transport.reduce_scatter, vector, op, bounds)
+        act = partial(call.transport.reduce_scatter, vector, op, bounds, vector)
         # A copy, not to keep the memory of all other parts.
         total = call.part(vector.nbytes, act).copy()
         arrays = _unpacked(total, [own[i].shape for i in places])
         for place, array in zip(places, arrays, strict=True):
             results[place] = array
     return results
+
+
+def reduce_scattered_alone(
+    call: CollectiveCall, term: Array, sizes: Sequence[int], op: ReduceOp
+) -> Array:
+    """This rank's part of one reduced array, as ``reduce_scattered``: shape (n,).
+
+    Rank r gets ``sizes[r]`` successive elements. Raises what the transport raises.
+    """
+    bounds = [0, *accumulate(sizes)]
+    # Of new memory, only what is written is used: no more than the part.
+    vector = np.empty(bounds[-1], term.dtype)
+    source = term.reshape(-1)
+    act = partial(call.transport.reduce_scatter, source, op, bounds, vector)
+    return call.part(vector.nbytes, act)
 
 
 def allgathered(

@@ -38,6 +38,7 @@ from tfcluster.runtime.collective.scattering import (
     allgathered,
     allgathered_alone,
     reduce_scattered,
+    reduce_scattered_alone,
 )
 from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.partition.functions import LOOPS
@@ -303,14 +304,28 @@ def _scattered(
         and not is_half_precision(terms[i].dtype)
     ]
     size = call.transport.size
+    results: dict[int, Array] = {}
+    together: list[int] = []
     parts: list[list[Array]] = [[] for _ in range(size)]
     for i in places:
-        shard = requests[i].result
+        shard, term = requests[i].result, terms[i]
         assert isinstance(shard, Shard)
-        for rank, of_rank in enumerate(parts):
-            of_rank.append(rows_of(terms[i], shard, Split(rank, size)))
+        own = [rows_of(term, shard, Split(rank, size)) for rank in range(size)]
+        if _is_in_order(shard, term.shape) and term.nbytes > ALONE_BYTES:
+            sizes = [part.size for part in own]
+            rows = reduce_scattered_alone(call, term, sizes, ReduceOp.SUM)
+            results[i] = rows.reshape(own[call.transport.rank].shape)
+            continue
+        together.append(i)
+        for of_rank, part in zip(parts, own, strict=True):
+            of_rank.append(part)
     pieces = reduce_scattered(call, parts, ReduceOp.SUM)
-    return dict(zip(places, pieces, strict=True))
+    return {**results, **dict(zip(together, pieces, strict=True))}
+
+
+def _is_in_order(shard: Shard, shape: Sequence[int]) -> bool:
+    """Whether the rows of all ranks, one after the other, are the tensor."""
+    return math.prod(shape[: shard.dim]) * shard.outer == 1
 
 
 def _looked_up(
@@ -337,9 +352,7 @@ def _gathered_together(
         if shape is None or not isinstance(shard, Shard) or own.dtype == np.object_:
             continue
         parts = [sizes_of(split.local_shape(shape, shard)) or () for split in splits]
-        # The rows of all ranks, one after the other, may be the tensor.
-        in_order = math.prod(shape[: shard.dim]) * shard.outer == 1
-        if in_order and math.prod(shape) * own.itemsize > ALONE_BYTES:
+        if _is_in_order(shard, shape) and math.prod(shape) * own.itemsize > ALONE_BYTES:
             rows = allgathered_alone(call, own, [math.prod(part) for part in parts])
             results[i] = rows.reshape(shape)
             continue

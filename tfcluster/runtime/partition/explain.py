@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, Value, elements_of, sizes_of
 from tfcluster.runtime.partition.placement import (
+    HandleOf,
     ListOf,
     Partial,
     Placement,
@@ -18,10 +19,16 @@ from tfcluster.runtime.partition.placement import (
     is_whole,
 )
 from tfcluster.runtime.partition.programs import RankProgram
-from tfcluster.runtime.partition.propagate import Placed
+from tfcluster.runtime.partition.propagate import Placed, propagate
 from tfcluster.runtime.partition.rules.all import RULES, why_whole
 from tfcluster.runtime.partition.rules.table import LocalPlan
 from tfcluster.runtime.partition.script_lines import line_of
+from tfcluster.runtime.partition.variable_placements import (
+    GATHERED,
+    candidates,
+    division,
+    uses_of,
+)
 
 MOST_WHOLE_COST = 1_000_000
 """Work that may be computed whole without a warning."""
@@ -101,6 +108,8 @@ class FunctionReport:
     pipelines: Sequence[ReadPipeline] = ()
     error: str | None = None
     """Why the function could not be divided at all."""
+    slots: Sequence[str] = ()
+    """Lines on the variables that it assigns; see ``slots_of``."""
 
     @property
     def share(self) -> float:
@@ -173,6 +182,41 @@ def explained(program: RankProgram, line_of: LineOf = line_of) -> FunctionReport
         exchanged=sorted(tensors, key=lambda tensor: -tensor.bytes),
         whole=account.whole(line),
     )
+
+
+def slots_of(placed: Placed, names: Mapping[int, str], ranks: int) -> list[str]:
+    """Which of the variables that a program assigns ``shard_optimizer`` divides.
+
+    ``names`` has their names by their places among the inputs. The others are listed
+    with the reason why every rank holds all of them.
+    """
+    graph = placed.graph
+    found = candidates(graph, ranks)
+    kept = propagate(graph, placed.inputs, placed.rows, found).inputs
+    groups: dict[str, list[tuple[str, int]]] = {}
+    for place, handle in enumerate(graph.inputs):
+        uses = uses_of(handle, graph) if handle.is_handle else None
+        if place not in names or uses is None or not (uses.reads and uses.assigned):
+            continue
+        reason = division(handle, graph, ranks)
+        if isinstance(reason, Shard):
+            reason = "" if isinstance(kept[place], HandleOf) else GATHERED
+        groups.setdefault(reason, []).append((names[place], uses.reads[0].nbytes))
+    lines = []
+    for reason, variables in sorted(groups.items()):
+        size = sum(nbytes for _, nbytes in variables) / 1e6
+        shown = ", ".join(name for name, _ in variables[:_MOST_NAMES])
+        more = ", ..." if len(variables) > _MOST_NAMES else ""
+        held = "a piece of" if not reason else "all of"
+        because = f", since {reason}" if reason else ""
+        lines.append(
+            f"  {held} {len(variables)} ({size:.1f} MB){because}: {shown}{more}"
+        )
+    title = "With runtime.shard_optimizer, of the variables that it assigns, a rank has"
+    return ["", title, *lines] if "" in groups else []
+
+
+_MOST_NAMES = 3
 
 
 def is_divided(plan: LocalPlan) -> bool:

@@ -374,7 +374,10 @@ class Programs:
                 else None
                 for value in inputs
             ],
-            [value.placement or REPLICATE for value in inputs],
+            [
+                held if isinstance(held, HandleOf) else value.placement or REPLICATE
+                for held, value in zip(placed.inputs, inputs, strict=True)
+            ],
             visible,
         )
         seconds["rewrite"] = clock() - began
@@ -389,9 +392,9 @@ class Programs:
         for index, (placement, output) in enumerate(outputs):
             if isinstance(placement, Shard) and output.shape is not None:
                 program.parts[index] = RowPart(placement, output.shape)
-        for place, value in enumerate(graph.inputs):
-            if value in placed.variables:
-                program.variables[place] = placed.variables[value]
+        for place, (held, given) in enumerate(zip(placed.inputs, inputs, strict=True)):
+            if isinstance(held, HandleOf) and given.table is None:
+                program.variables[place] = held.element
         return program
 
     def forget(self) -> list[RankProgram]:

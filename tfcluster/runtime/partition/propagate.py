@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
@@ -17,6 +17,7 @@ from tfcluster.runtime.partition.placement import (
     ListOf,
     Partial,
     Placement,
+    Shape,
     Shard,
     is_whole,
     joined,
@@ -56,8 +57,10 @@ class Placed:
     bodies: dict[Node, tuple[Placed, ...]] = field(default_factory=dict)
     whole: set[Node] = field(default_factory=set)
     """Nodes with divided inputs that have no rule for them."""
-    variables: VariableShards = field(default_factory=dict)
-    """The variables of which a rank holds a piece."""
+    shards: Mapping[Shape, Shard] = field(default_factory=dict)
+    """How sums of these shapes are divided: as optimizers' variables of the shapes."""
+    table_rows: frozenset[int] = frozenset()
+    """Tensors of so many rows are divided by them."""
     reduced: dict[Value, Placement] = field(default_factory=dict)
     """Partial values that are reduced at once, to this placement, since a node needs
     their sum: all of it or a piece."""
@@ -85,16 +88,21 @@ def propagate(
     ``rows`` is the number of rows of the batch. Tensors that have as many rows as a
     divided variable, or ``table_rows``, are divided, too.
 
-    Of ``variables`` a rank holds a piece where all that uses them agrees with it.
+    Of ``variables`` a rank holds a piece where all that uses them agrees with it; they
+    are among the inputs.
     """
+    table_rows |= table_rules.rows_of(inputs)
     while True:
-        placed = _Propagation(graph, inputs, rows, {}, variables, table_rows).result()
-        agreeing = variable_placements.agreeing(
-            variables, placed.nodes, graph.outputs, placed.placements, placed.plans
-        )
-        if len(agreeing) == len(variables):
+        given = [
+            HandleOf(variables[value]) if value in variables else placement
+            for value, placement in zip(graph.inputs, inputs, strict=True)
+        ]
+        shards = variable_placements.by_shape(graph, variables)
+        placed = _Propagation(graph, given, rows, {}, shards, table_rows).result()
+        disagreeing = variable_placements.disagreeing(placed, variables)
+        if not disagreeing:
             return placed
-        variables = agreeing
+        variables = {v: s for v, s in variables.items() if v not in disagreeing}
 
 
 _PlacedBodies: TypeAlias = dict[
@@ -110,22 +118,17 @@ class _Propagation:
         inputs: Sequence[Placement],
         rows: int | None,
         placed_bodies: _PlacedBodies,
-        variables: VariableShards = MappingProxyType({}),
-        table_rows: frozenset[int] = frozenset(),
+        shards: Mapping[Shape, Shard],
+        table_rows: frozenset[int],
     ) -> None:
         self._placed_bodies = placed_bodies
         if graph.taken:
             rows = next(iter(graph.taken.values()))
         self._placed = Placed(
-            graph, needed(graph), list(inputs), rows, variables=variables
+            *(graph, needed(graph), list(inputs), rows),
+            shards=shards,
+            table_rows=table_rows,
         )
-        self._shards = {
-            read.outputs[0].shape: variables[read.inputs[0]]
-            for read in self._placed.nodes
-            if read.inputs and read.inputs[0] in variables and read.outputs
-        }
-        """How variables of these shapes are divided."""
-        self._table_rows = table_rules.rows_of(inputs) | table_rows
         self._rounds: dict[Value, int] = {}
         """How many exchanges, one after another, must end before a value is there."""
 
@@ -205,7 +208,8 @@ class _Propagation:
         if table_rules.is_lookup(value) and rows and (value.shape or ())[:1] == (rows,):
             # Each rank gets what was found for its rows of the batch.
             return Shard(0, rows)
-        return self._shards.get(value.shape, REPLICATE)
+        shape = value.shape
+        return REPLICATE if shape is None else self._placed.shards.get(shape, REPLICATE)
 
     def _to_reduce(self) -> set[Value]:
         """The Partial values whose terms alone are of no use for a node."""
@@ -257,9 +261,8 @@ class _Propagation:
         # Even if nothing is divided yet, random numbers for the rows can be.
         plan = (
             random_rules.by_rows(node, self._placed.rows)
-            or table_rules.plan_of(node, placements, self._table_rows)
+            or table_rules.plan_of(node, placements, self._placed.table_rows)
             or moments.plan_of(node, placements)
-            or variable_placements.plan_of(node, self._placed.variables)
         )
         if plan is not None:
             return plan
@@ -275,7 +278,7 @@ class _Propagation:
             raise NotImplementedError(
                 f"{node.type} has no rule for a table that is divided by rows"
             )
-        divides = bool(self._placed.variables)
+        divides = bool(self._placed.shards)
         gathers = divides and variable_placements.is_assignment(node)
         if not all(map(is_whole, placements)) and not gathers:
             self._placed.whole.add(node)
@@ -297,7 +300,10 @@ class _Propagation:
     ) -> Placed:
         placed, key = self._placed_bodies, (body, tuple(inputs), rows)
         if key not in placed:
-            placed[key] = _Propagation(body, inputs, rows, placed).result()
+            own = self._placed
+            placed[key] = _Propagation(
+                body, inputs, rows, placed, own.shards, own.table_rows
+            ).result()
         return placed[key]
 
     def _loop(self, node: Node) -> LocalPlan:
@@ -406,6 +412,8 @@ def _carried(placement: Placement) -> Placement:
 
 
 def _all_whole(placement: Placement) -> Placement:
+    if isinstance(placement, HandleOf):
+        return placement
     return ListOf(REPLICATE) if isinstance(placement, ListOf) else REPLICATE
 
 

@@ -215,7 +215,7 @@ class Redistribution:
         reductions.sort(key=lambda value: self._order.get(value.node, 0))
         exchanger = self._traffic.exchanger
         limit = BUCKET_BYTES if exchanger is None else exchanger.bucket_bytes
-        if self._placed.variables:
+        if self._placed.shards:
             # What weights are assigned: as large as the gradients.
             for bucket in _buckets(gathers, [], limit):
                 self._exchange_bucket(bucket)

@@ -101,8 +101,6 @@ def rewrite(
         shape = value.shape
         if shape is not None:
             shape = process.splits[0].local_shape(shape, placement)
-        if handle is not None and value in placed.variables:
-            handle = _of_piece(handle, placed.variables[value], process.splits[0])
         ref = body.writer.argument(value.dtype, shape, handle)
         body.put(value, placement, (ref,))
     wanted = returned(placed, ranks, visible)
@@ -116,15 +114,6 @@ def rewrite(
         process.for_xla,
         process.of_any_size,
     )
-
-
-def _of_piece(handle: ProtocolBuffer, shard: Shard, split: Split) -> ProtocolBuffer:
-    """What the handle of a rank's piece refers to, given that of the variable."""
-    piece = type(handle)()
-    piece.CopyFrom(handle)
-    size = piece.shape_and_type[0].shape.dim[shard.dim]
-    size.size = split.local_size(shard)
-    return piece
 
 
 def returned(placed: Placed, ranks: Ranks, visible: int | None) -> list[Placement]:

@@ -14,7 +14,6 @@ from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value
 from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
 from tfcluster.runtime.partition.propagate import Placed
-from tfcluster.runtime.partition.rules.tables import rows_of
 
 
 def gather_from_handles(graph: OpGraph, tables: Iterable[Value]) -> None:
@@ -87,7 +86,7 @@ def _gather_from_handle(node: Node, after: dict[Node, list[Node]]) -> None:
 
 def made_whole(placed: Placed) -> list[str]:
     """The ops for which ranks make all rows of a divided variable, or as many."""
-    rows = rows_of(placed.inputs)
+    rows = placed.table_rows
     names = [
         node.name
         for node, plan in placed.plans.items()

@@ -16,6 +16,7 @@ from tfcluster.runtime.partition.explain import (
     FunctionReport,
     ReadPipeline,
     explained,
+    slots_of,
 )
 from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
@@ -96,6 +97,10 @@ class ExplainHook(Hook):
                 # Now, since TensorFlow forgets the lines with the function.
                 pipelines = self._pipelines(programs.fetches, inputs)
                 report = replace(explained(program), pipelines=pipelines)
+                if program.trains and program.placed is not None:
+                    names = {v.place: v.name for v in programs.variables(values)}
+                    slots = slots_of(program.placed, names, self._ranks.size)
+                    report = replace(report, slots=slots)
                 self.functions.append(report)
             for index, part in program.parts.items():
                 self._note_part(result[index], part)

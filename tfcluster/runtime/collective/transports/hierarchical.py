@@ -182,17 +182,17 @@ class HostTransport:
         return self._local is not None and len(self._groups) == 1
 
     def reduce_scatter(
-        self, vector: Array, op: ReduceOp, bounds: Sequence[int]
+        self, source: Array, op: ReduceOp, bounds: Sequence[int], vector: Array
     ) -> Array:
-        """This rank's shard of the reduced vectors, with the bits of ``allreduce``.
+        """This rank's shard of the reduced sources, with the bits of ``allreduce``.
 
-        ``vector`` has shape (n,), equal on all ranks like ``op`` and the dtype; it is
-        overwritten. Rank r gets what is from ``bounds[r]`` to ``bounds[r + 1]``, as a
-        part of ``vector``. Only if ``scatters``.
+        ``source`` has shape (n,), equal on all ranks like ``op`` and the dtype. Rank r
+        gets what is from ``bounds[r]`` to ``bounds[r + 1]``, as a part of ``vector``,
+        of which nothing else is written. Both may be the same. Only if ``scatters``.
         """
         assert self._local is not None
-        self._exchanged_bytes += vector.nbytes
-        start, end = self._local.reduce_scatter(vector, UFUNCS[op], vector, bounds)
+        self._exchanged_bytes += source.nbytes
+        start, end = self._local.reduce_scatter(vector, UFUNCS[op], source, bounds)
         return vector[start:end]
 
     def allgather_shards(self, vector: Array, bounds: Sequence[int]) -> None:
