@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from tfcluster.console.text import byte_size, clock, duration, plural
-from tfcluster.record.metrics import EpochEnd, ExchangeTotal, Sample
+from tfcluster.protocol.task_events import ExchangeTotal
+from tfcluster.record.metrics import EpochEnd, Sample
 from tfcluster.report import charts
 from tfcluster.report.charts import MUTED, Block, ChartLine, Point
 from tfcluster.report.history import History
