@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.protocol.kinds import example
 from tfcluster.base.task_id import TaskId
-from tfcluster.launcher.progress import Answer, Progress, blame
+from tfcluster.launcher.progress import Progress, blame
 from tfcluster.protocol.messages import Exited, Gpu, Usage
-from tfcluster.protocol.task_events import Position, Step, Waiting
+from tfcluster.protocol.task_events import Position, Stack, Step, Waiting
 
 CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
 RANKS = {0: CHIEF, 1: W0, 2: W1}
@@ -113,9 +113,9 @@ def test_what_tasks_report_and_use_is_one_record() -> None:
 def test_blame_falls_on_whom_the_others_wait_for() -> None:
     waiting = Waiting(60, "exchange 57", (2,))
     answers = {
-        CHIEF: Answer("", waiting),
-        W0: Answer("", waiting),
-        W1: Answer("File a\nsleep()", None),
+        CHIEF: Stack("", waiting),
+        W0: Stack("", waiting),
+        W1: Stack("File a\nsleep()", None),
     }
     found = blame((CHIEF, W0, W1), answers, RANKS, 60.0)
     assert found.cause == "no step for 60 s: chief:0, worker:0 wait for worker:1"
@@ -124,23 +124,23 @@ def test_blame_falls_on_whom_the_others_wait_for() -> None:
 
 def test_blame_follows_a_ring_to_the_one_that_does_not_wait() -> None:
     answers = {
-        CHIEF: Answer("", Waiting(1.0, "", (2,))),
-        W1: Answer("", Waiting(1.0, "", (1,))),
-        W0: Answer("", None),
+        CHIEF: Stack("", Waiting(1.0, "", (2,))),
+        W1: Stack("", Waiting(1.0, "", (1,))),
+        W0: Stack("", None),
     }
     text = blame((CHIEF, W0, W1), answers, RANKS, 60.0).cause
     assert text.endswith("chief:0, worker:1 wait for worker:0")
 
 
 def test_blame_says_who_did_not_answer() -> None:
-    answers = {CHIEF: Answer("", Waiting(1.0, "exchange 3"))}
+    answers = {CHIEF: Stack("", Waiting(1.0, "exchange 3"))}
     text = blame((CHIEF, W0), answers, RANKS, 5.0).cause
     assert text.startswith("no step for 5 s: chief:0 wait for worker:0")
     assert "worker:0 did not answer" in text
 
 
 def test_blame_names_tasks_in_rank_order_whoever_answers_first() -> None:
-    waiting = Answer("", Waiting(1.0, "", (2,)))
-    answers = {W0: waiting, W1: Answer("", None), CHIEF: waiting}
+    waiting = Stack("", Waiting(1.0, "", (2,)))
+    answers = {W0: waiting, W1: Stack("", None), CHIEF: waiting}
     found = blame([CHIEF, W0, W1], answers, RANKS, 5.0)
     assert found.cause == "no step for 5 s: chief:0, worker:0 wait for worker:1"

@@ -13,7 +13,7 @@ from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle.events import Stalled
 from tfcluster.lifecycle.state import first_of
 from tfcluster.protocol.messages import Exited, Gpu, Usage
-from tfcluster.protocol.task_events import Serving, Step, Waiting
+from tfcluster.protocol.task_events import Serving, Stack, Step
 
 STACK_LINES = 18
 STACKS_WAIT_S = 3.0
@@ -40,12 +40,6 @@ class _TaskProgress:
     latest: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
     """What the task uses, as its agent has measured it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    stack: str
-    waiting: Waiting | None
 
 
 class Progress:
@@ -159,7 +153,7 @@ def _gpu(gpu: Gpu) -> dict[str, float]:
 
 def blame(
     stalled: Iterable[TaskId],
-    answers: Mapping[TaskId, Answer],
+    answers: Mapping[TaskId, Stack],
     ranks: Mapping[int, TaskId],
     timeout_s: float,
 ) -> Stalled:
@@ -184,11 +178,11 @@ def blame(
 
 
 def _stack_of(
-    culprits: Iterable[TaskId], answers: Mapping[TaskId, Answer]
+    culprits: Iterable[TaskId], answers: Mapping[TaskId, Stack]
 ) -> tuple[str, ...]:
     for task in culprits:
         if task in answers:
-            lines = answers[task].stack.splitlines()[-STACK_LINES:]
+            lines = answers[task].text.splitlines()[-STACK_LINES:]
             return (f"{task} is here:", *lines)
     return ()
 
@@ -197,7 +191,7 @@ def _names(tasks: Iterable[TaskId]) -> str:
     return first_of([str(task) for task in tasks])
 
 
-def _silent(tasks: Iterable[TaskId], answers: Mapping[TaskId, Answer]) -> str:
+def _silent(tasks: Iterable[TaskId], answers: Mapping[TaskId, Stack]) -> str:
     mute = [task for task in tasks if task not in answers]
     if not mute:
         return ""

@@ -15,19 +15,11 @@ from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.host_facts import HostFacts
 from tfcluster.launcher.live_run import LiveRun
-from tfcluster.launcher.progress import Answer
 from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.lifecycle import events
 from tfcluster.protocol import messages, task_events
 from tfcluster.protocol.frames import ProtocolError
-from tfcluster.protocol.task_events import (
-    Epoch,
-    Exchanges,
-    Serving,
-    Step,
-    Trace,
-    Waiting,
-)
+from tfcluster.protocol.task_events import Epoch, Exchanges, Serving, Step, Trace
 from tfcluster.record.metrics import EPOCH, EXCHANGES
 
 _MAX_TEXT = 300
@@ -51,7 +43,7 @@ class TaskMessages:
         self._host_facts = facts
         self._copies = copies
         self._traces = traces
-        self.answers: dict[TaskId, Answer] = {}
+        self.answers: dict[TaskId, task_events.Stack] = {}
         """Answers to the last request for stacks."""
         self.cold: set[TaskId] = set()
         """Tasks whose program needs a fresh interpreter."""
@@ -178,7 +170,7 @@ class TaskMessages:
                 journal.event("task", task=name, attempt=attempt, phase=shown_phase)
             case Trace():
                 self._traces.add(task, attempt, host, said)
-            case Waiting():
+            case task_events.Waiting():
                 journal.event("waiting", task=name, attempt=attempt, **_waiting(said))
             case task_events.WarningMessage(text):
                 self._warn(task, "warning", text)
@@ -190,7 +182,7 @@ class TaskMessages:
             case task_events.Failure(cause):
                 self._causes[key] = cause[:_MAX_TEXT]
             case task_events.Stack(text, waiting):
-                self.answers[task] = Answer(stack=text, waiting=waiting)
+                self.answers[task] = said
                 awaited = waiting and _waiting(waiting)
                 journal.event("stack", task=name, text=text, waiting=awaited)
 
@@ -224,7 +216,7 @@ class TaskMessages:
         return task
 
 
-def _waiting(waiting: Waiting) -> dict[str, Any]:
+def _waiting(waiting: task_events.Waiting) -> dict[str, Any]:
     """What a task waits for, as the record has it."""
     since_s = round(waiting.since_s, 3)
     return {"since_s": since_s, "what": waiting.what, "for": [*waiting.ranks]}

@@ -200,11 +200,7 @@ def exchanges(history: History) -> ET.Element | None:
 
 
 def _figure(
-    title: str,
-    svg: ET.Element,
-    drawn: Sequence[ChartLine | Block],
-    *,
-    note: str = "",
+    title: str, svg: ET.Element, drawn: Sequence[ChartLine | Block], *, note: str = ""
 ) -> ET.Element:
     """A picture with a legend of what is ``drawn``; one with blocks is wide."""
     small: list[Content] = [element("small", note)] if note else []

@@ -78,7 +78,7 @@ def stalled_text(mine: RankProgress, others: Mapping[int, RankProgress | None]) 
     absent = missing(mine.number, others)
     if not absent:
         return f"{mine.exchange} has taken {mine.since_s:.0f} s; all ranks are in it"
-    first, *rest = (_absent_text(rank, others[rank]) for rank in absent)
+    first, *rest = (_absent_text(others[rank]) for rank in absent)
     waiting = f"(waiting for {mine.since_s:.0f} s)"
     late = f"rank {absent[0]} has not entered {mine.exchange} {waiting}"
     return "; ".join([f"{late}; {first}", *map(_named, absent[1:], rest)])
@@ -110,7 +110,7 @@ def _named(rank: int, text: str) -> str:
     return f"rank {rank} has not entered it either; {text}"
 
 
-def _absent_text(rank: int, progress: RankProgress | None) -> str:
+def _absent_text(progress: RankProgress | None) -> str:
     if progress is None:
         return "it does not answer (stopped, or stuck outside Python?)"
     if progress.inside:
