@@ -36,7 +36,7 @@ def test_what_tasks_report_is_in_the_metrics(cluster: Cluster) -> None:
     assert epoch.metrics == {"loss": 0.25, "val_loss": None}
     total = ExchangeTotal("g", 2, 0.5, 5)
     assert found.exchanges == {"worker:0": (total,), "worker:1": (total,)}
-    wrong = "it reports what is not valid: 'epoch' frame: 'step' is"
+    wrong = "it reports what is not valid: 'epoch' frame: 'epoch' must be int"
     assert wrong in running.err
     (told,) = running.found("versions", task="worker:0")
     assert told["versions"] == {"Keras": "3"}
