@@ -33,9 +33,7 @@ if _EARLY:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _completes(
-    kind: str,
-) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
+def _completes(kind: str) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
     """How a shell completes an argument or option; TAB imports the module for it."""
 
     def words(context: click.Context, _: click.Parameter, word: str) -> list[Any]:
@@ -87,19 +85,12 @@ _RUN = click.argument(
     "run", required=False, metavar="[RUN]", shell_complete=_completes("run")
 )
 _DETACH = _flag(
-    "-d",
-    "--detach",
-    help="Return immediately; the run continues in the background.",
+    "-d", "--detach", help="Return immediately; the run continues in the background."
 )
 _JSON = _flag("--json", "as_json", help="Print JSON.")
 _MESSAGES = _all_of(
     _flag("-q", "--quiet", help="Show only warnings, errors and the result."),
-    _flag(
-        "-v",
-        "--verbose",
-        "everything",
-        help="Also show what is usually left out.",
-    ),
+    _flag("-v", "--verbose", "everything", help="Also show what is usually left out."),
     _flag("--timestamps", help="Show the time before each line."),
     click.option(
         "--color",
@@ -120,15 +111,10 @@ _instead_of_a_file = _all_of(
         help="Without a file: M parameter servers.",
     ),
     click.option(
-        "--gpus",
-        type=int,
-        metavar="G",
-        help="Without a file: G GPUs for each worker.",
+        "--gpus", type=int, metavar="G", help="Without a file: G GPUs for each worker."
     ),
     click.option(
-        "--hosts",
-        metavar="[USER@]HOST[:SLOTS],...",
-        help="Without a file: SSH hosts.",
+        "--hosts", metavar="[USER@]HOST[:SLOTS],...", help="Without a file: SSH hosts."
     ),
 )
 _OTHER_COMMANDS = {
@@ -240,9 +226,7 @@ def cli() -> None:
     """
 
 
-def _command_with_words(
-    metavar: str,
-) -> Callable[[Callable[..., int]], click.Command]:
+def _command_with_words(metavar: str) -> Callable[[Callable[..., int]], click.Command]:
     """A command that gets a file, a program or both as ``words``."""
 
     def command(function: Callable[..., int]) -> click.Command:
@@ -260,10 +244,7 @@ def _command_with_words(
 @_NAME
 @_DETACH
 @_flag("--dry-run", help="Show the plan and start nothing.")
-@_flag(
-    "--trace",
-    help="Record steps and exchanges for `tfcluster trace`.",
-)
+@_flag("--trace", help="Record steps and exchanges for `tfcluster trace`.")
 @_instead_of_a_file
 @_display_options
 @click.option("--submitted", metavar="FOLDER", hidden=True, help="For submit scripts.")
@@ -379,10 +360,7 @@ def logs() -> None:
 
 @cli.command()
 @_RUN
-@_flag(
-    "--now",
-    help="Kill all tasks at once, and the launcher if it does not respond.",
-)
+@_flag("--now", help="Kill all tasks at once, and the launcher if it does not respond.")
 @_calls("status_logs.stop")
 def stop() -> None:
     """Stop a run and all its processes.
@@ -692,10 +670,7 @@ def explain() -> None:
 
 @cli.command()
 @click.argument(
-    "name",
-    default="cluster",
-    metavar="[NAME]",
-    shell_complete=_completes("format"),
+    "name", default="cluster", metavar="[NAME]", shell_complete=_completes("format")
 )
 def schema(name: str) -> int:
     """Print the JSON Schema of cluster.yaml, or of what a command prints as JSON.

@@ -15,8 +15,15 @@ from tfcluster.plan.description_json import from_plain, to_plain
 from tfcluster.plan.host_patterns import expand, fold, host_name_problem
 from tfcluster.plan.model import Description
 from tfcluster.protocol import wire
+from tfcluster.protocol.frames import encode
 from tfcluster.record import events
-from tfcluster.runtime.collective.peer_reports import ExitReport, RankProgress
+from tfcluster.runtime.collective.peer_reports import (
+    Exit,
+    ExitReport,
+    Query,
+    RankProgress,
+    decode,
+)
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     IncomingBytes,
@@ -141,10 +148,9 @@ def test_messages_of_ranks(data: bytes, portions: list[int], growth: int) -> Non
 @_few
 @given(st.integers(0, 2**63), st.text(), st.floats(0, 1e9), st.booleans())
 def test_reports_of_ranks(number: int, text: str, since_s: float, inside: bool) -> None:
-    progress = RankProgress(number, text, round(since_s, 3), inside)
-    assert RankProgress.of_frame(progress.as_frame()) == progress
+    progress = RankProgress(number, text, since_s, inside)
     report = ExitReport(number, text, text, 3, {text: text})
-    frame = wire.parse(wire.encode({"type": "exit", **report.as_frame()}))
-    assert ExitReport.of_frame(frame) == report
+    for message in (Query(progress), Exit(report)):
+        assert decode(wire.parse(encode(message))) == message
     signature = Signature(text, (text, "a float32 (3)"))
     assert Signature.decoded(signature.encoded()) == signature

@@ -6,18 +6,18 @@ import os
 
 from tests.kit.cluster import Cluster
 from tests.launch.test_progress import REPORT_STEPS
+from tfcluster.protocol.task_events import ExchangeTotal
 from tfcluster.record.metrics import read_metrics
 from tfcluster.record.paths import RunPaths
 
 TRAIN = """
-where = dict(epoch=1, epochs=3, epoch_step=4, epoch_steps=9, metrics={'loss': 0.5})
-tell(type='step', step=4, steps_per_s=20.5, wait_share=0.25, bytes=700, **where)
-tell(type='epoch', epoch=1, metrics={'loss': 0.25, 'val_loss': None})
+tell_step(4, 700, position=[1, 3, 4, 9, {'loss': 0.5}])
+tell(type='epoch', epoch=1, step=None, metrics={'loss': 0.25, 'val_loss': None})
 tell(type='epoch', epoch='one')
-tell(type='exchanges', totals=[{'what': 'g', 'count': 2, 'bytes': 5}, 7])
+tell(type='exchanges', totals=[['g', 2, 0.5, 5]])
 tell(type='exchanges', totals=None)
-tell(type='versions', versions={'Keras': '3', 4: None})
-tell(type='versions', versions='3')
+tell(type='versions', versions={'Keras': '3'})
+tell(type='versions', versions={'Keras': None})
 """
 
 
@@ -34,9 +34,12 @@ def test_what_tasks_report_is_in_the_metrics(cluster: Cluster) -> None:
     (epoch,) = (each for each in found.epochs if each.task == "worker:1")
     assert (epoch.step, epoch.epoch) == (4, 1)
     assert epoch.metrics == {"loss": 0.25, "val_loss": None}
-    assert sorted(found.exchanges) == ["worker:0", "worker:1"]
+    total = ExchangeTotal("g", 2, 0.5, 5)
+    assert found.exchanges == {"worker:0": (total,), "worker:1": (total,)}
+    wrong = "it reports what is not valid: 'epoch' frame: 'epoch' must be int"
+    assert wrong in running.err
     (told,) = running.found("versions", task="worker:0")
-    assert told["versions"] == {"Keras": "3", "4": "None"}
+    assert told["versions"] == {"Keras": "3"}
     (machine,) = running.found("machine", host="localhost")
     assert machine["cpus"] == len(os.sched_getaffinity(0))
     assert (running.folder / "metrics.ndjson").stat().st_mode & 0o777 == 0o600

@@ -14,19 +14,22 @@ events = socket.socket(fileno=int(os.environ['TFCLUSTER_EVENTS']))
 rank = int(os.environ['TFCLUSTER_RANK'])
 def tell(**event):
     events.sendall(json.dumps(event).encode() + b'\\n')
+def tell_step(step, bytes=None, position=None):
+    rates = dict(steps_per_s=20.5, wait_share=0.25)
+    tell(type='step', step=step, bytes=bytes, position=position, **rates)
 """
 ANSWER = """
 def answer():
     for line in events.makefile():
         assert json.loads(line) == {'type': 'stacks'}
-        waiting = {'since_s': 1.5, 'for': [1]} if rank != 1 else None
+        waiting = [1.5, 'an exchange', [1]] if rank != 1 else None
         tell(type='stack', text=f'stack of {rank}', waiting=waiting)
 threading.Thread(target=answer, daemon=True).start()
 """
 # All ranks make five steps; then rank 1 hangs and the others wait for it.
 STALL = """
 for step in range(1, 6):
-    tell(type='step', step=step, steps_per_s=20.5, wait_share=0.25)
+    tell_step(step)
     time.sleep(0.05)
 print('stuck', flush=True)
 if rank == 1 and 'STOP' in os.environ:
@@ -68,7 +71,7 @@ def test_steps_keep_a_run_alive_and_are_shown(cluster: Cluster) -> None:
     code = REPORT_STEPS + (
         "tell(type='phase', phase='joining')\n"
         "for step in range(1, 30):\n"
-        "    tell(type='step', step=step, steps_per_s=20.5, wait_share=0.25)\n"
+        "    tell_step(step)\n"
         "    time.sleep(0.05)\n"
     )
     running = cluster.python(code, "--set", "progress_timeout=1s", count=2)
@@ -108,8 +111,8 @@ HOSTILE = [
     '{"type": "warning", "text": "\\ud800\\u0000\\u001b[31mred"}',
     '{"type": "failure", "cause": null}',
     '{"type": "stack"}',
-    '{"type": "stack", "text": 7, "waiting": {"for": 5}}',
-    '{"type": "stack", "text": "x", "waiting": {"for": [[], {}, null, "1", 99]}}',
+    '{"type": "stack", "text": 7, "waiting": [5]}',
+    '{"type": "stack", "text": "x", "waiting": [1, "", [[], {}, null, "1", 99]]}',
     '{"type": "stack", "text": "x", "waiting": "everybody"}',
     "[" * 100_000,
     "not json",
@@ -126,9 +129,9 @@ def test_nothing_that_a_task_says_harms_the_run(
         f"for line in {lines!r}.splitlines():\n"
         "    events.sendall(line.encode('latin-1') + b'\\n')\n"
         "if 'STALL' in os.environ:\n"
-        "    tell(type='step', step=1)\n"
+        "    tell_step(1)\n"
         "    for line in events.makefile():\n"
-        '        events.sendall(b\'{"type": "stack", "waiting": {"for": 5}}\\n\')\n'
+        '        events.sendall(b\'{"type": "stack", "waiting": [5]}\\n\')\n'
         "time.sleep(1.2)\n"
     )
     stall = ("--set", "env.STALL=1", "--set", "progress_timeout=1s")

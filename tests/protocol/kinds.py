@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from tfcluster.base.light_dataclasses import Struct
-from tfcluster.protocol.frames import Signed, encode, leaves
+from tfcluster.protocol.frames import Number, Signed, encode, leaves
 from tfcluster.protocol.wire import Frame, parse
 
 _EXAMPLES: Mapping[Any, object] = {
@@ -19,6 +19,7 @@ _EXAMPLES: Mapping[Any, object] = {
     Signed: -3,
     bool: True,
     float: 0.5,
+    Number: -0.5,
     object: {"type": "step"},
 }
 _STRATEGIES: Mapping[Any, SearchStrategy[Any]] = {
@@ -27,6 +28,7 @@ _STRATEGIES: Mapping[Any, SearchStrategy[Any]] = {
     Signed: st.integers(-(1 << 63), (1 << 63) - 1),
     bool: st.booleans(),
     float: st.floats(0, allow_nan=False, allow_infinity=False),
+    Number: st.floats(allow_nan=False, allow_infinity=False),
     object: st.none() | st.text() | st.lists(st.integers()),
 }
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.protocol.kinds import examples, fields, values
 from tfcluster.base.light_dataclasses import Struct
-from tfcluster.protocol import commands, local, messages, requests
+from tfcluster.protocol import commands, local, messages, requests, task_events
 from tfcluster.protocol.frames import ProtocolError, encode, leaves, type_of
 from tfcluster.protocol.wire import Frame, parse
 
@@ -25,6 +25,7 @@ DIRECTIONS: Mapping[type[Struct], Callable[[Frame], Any]] = {
     local.OfInterpreter: local.decode_of_interpreter,
     local.ClaimRequest: local.decode_claim,
     local.Claimed: local.decode_claimed,
+    task_events.TaskEvent: task_events.decode,
 }
 CLASSES = [
     pytest.param(cls, decode, id=f"{base.__name__}-{cls.__name__}")

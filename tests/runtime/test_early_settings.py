@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.runtime.scripts.early_settings import variables_set
+from tfcluster.runtime.warm.import_variables import variables_set
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,17 @@ import numpy as np
 import pytest
 
 from tests.runtime.harness import start_cold
+from tfcluster.protocol.task_events import ExchangeTotal, Position, Waiting
 from tfcluster.runtime.telemetry import agent_channel
-from tfcluster.runtime.telemetry.agent_channel import (
-    Reporter,
-    Waiting,
-    claim,
-    numbers,
-)
+from tfcluster.runtime.telemetry.agent_channel import Reporter, claim, numbers
+
+STEP = {
+    "type": "step",
+    "steps_per_s": None,
+    "wait_share": None,
+    "bytes": None,
+    "position": None,
+}
 
 
 class Clock:
@@ -61,18 +65,18 @@ def test_every_event_is_a_line(pair: Pair) -> None:
     reporter.warning("näh\nzwei")
     reporter.note("drei")
     reporter.failure("worker:1 is gone")
-    reporter.waiting(Waiting(1.23456, "allreduce dense/kernel", (1, 2)))
+    reporter.send(Waiting(1.25, "allreduce dense/kernel", (1, 2)))
     assert hear(agent, 6) == [
         {"type": "phase", "phase": "joining"},
-        {"type": "step", "step": 3, "steps_per_s": 41.5235, "wait_share": 0.25},
+        {**STEP, "step": 3, "steps_per_s": 41.5235, "wait_share": 0.25},
         {"type": "warning", "text": "näh\nzwei"},
         {"type": "note", "text": "drei"},
         {"type": "failure", "cause": "worker:1 is gone"},
         {
             "type": "waiting",
-            "since_s": 1.235,
+            "since_s": 1.25,
             "what": "allreduce dense/kernel",
-            "for": [1, 2],
+            "ranks": [1, 2],
         },
     ]
 
@@ -96,15 +100,15 @@ def test_a_step_bears_the_position_that_held_when_it_was_made(pair: Pair) -> Non
     clock = Clock()
     reporter = Reporter(task, clock)
     with reporter.keeping_position():
-        reporter.position = lambda: {"epoch": 2, "metrics": {"loss": 0.5}}
+        reporter.position = lambda: Position(2, None, 1, None, {"loss": -0.5})
         reporter.step(1, 1.0, 0.0, 700)
         reporter.step(2, 1.0, 0.0, 1400)
     clock.now += 0.5
     reporter.flush()
     clock.now += 1
     reporter.step(3, 1.0, 0.0)
-    common = {"type": "step", "steps_per_s": 1.0, "wait_share": 0.0}
-    inside = {"epoch": 2, "metrics": {"loss": 0.5}}
+    common = {**STEP, "steps_per_s": 1.0, "wait_share": 0.0}
+    inside = {"position": [2, None, 1, None, {"loss": -0.5}]}
     assert hear(agent, 3) == [
         {**common, "step": 1, "bytes": 700, **inside},
         {**common, "step": 2, "bytes": 1400, **inside},
@@ -115,7 +119,7 @@ def test_a_step_bears_the_position_that_held_when_it_was_made(pair: Pair) -> Non
 def test_a_position_that_fails_does_not_harm_the_program(pair: Pair) -> None:
     agent, task = pair
     reporter = Reporter(task)
-    reporter.position = lambda: {"epoch": 1 // 0}
+    reporter.position = lambda: Position(1 // 0, None, 1, None, {})
     reporter.step(1, 1.0, 0.0)
     assert hear(agent, 1)[0]["step"] == 1
 
@@ -164,7 +168,7 @@ def test_what_exchanges_cost_is_told_now_and_then(pair: Pair) -> None:
     agent, task = pair
     clock = Clock()
     reporter = Reporter(task, clock)
-    reporter.totals = lambda: [{"what": "gradients", "count": 1}]
+    reporter.totals = lambda: [ExchangeTotal("gradients", 1)]
     for step in range(1, 14):
         reporter.step(step, 1.0, 0.0)
         clock.now += 1
@@ -189,12 +193,7 @@ def test_only_numbers_are_metrics() -> None:
 def test_what_json_cannot_say_is_null(pair: Pair) -> None:
     agent, task = pair
     Reporter(task).step(1, float("inf"), float("nan"))
-    assert hear(agent, 1)[0] == {
-        "type": "step",
-        "step": 1,
-        "steps_per_s": None,
-        "wait_share": None,
-    }
+    assert hear(agent, 1)[0] == {**STEP, "step": 1}
 
 
 def test_nobody_there_is_silence() -> None:
@@ -262,7 +261,7 @@ def test_stacks_show_every_thread_and_what_it_waits_for(pair: Pair) -> None:
         go.set()
         thread.join()
     assert answer["type"] == "stack"
-    assert answer["waiting"] == {"since_s": 2.0, "what": "barrier", "for": [1]}
+    assert answer["waiting"] == [2.0, "barrier", [1]]
     text = answer["text"]
     assert text.startswith("Thread MainThread (most recent call last):\n")
     assert "in test_stacks_show_every_thread" in text

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pytest
 
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.wire import parse
 from tfcluster.runtime.collective.peer_reports import (
+    Exit,
     ExitReport,
+    Query,
     RankProgress,
+    Ready,
+    SignalMessage,
     cannot_succeed,
+    decode,
     is_reporter,
     possible_causes,
     stalled_text,
@@ -74,8 +80,9 @@ def test_the_lowest_waiting_rank_reports() -> None:
     assert is_reporter(2, 17, {0: AWAY, 1: None})
 
 
-def test_progress_survives_the_wire() -> None:
-    assert RankProgress.of_frame(json.loads(json.dumps(MINE.as_frame()))) == MINE
+def test_messages_survive_the_wire() -> None:
+    for message in (Query(MINE), Exit(LATE), Ready(), SignalMessage(15, 2)):
+        assert decode(parse(encode(message))) == message
 
 
 LOST = ExitReport(5, "PeerLostError", "rank 2 has left: its process ended")

@@ -29,12 +29,10 @@ def test_steps_bear_epoch_step_loss_and_metrics(
 ) -> None:
     said = events["arrays"]
     *steps, after = [event for event in said if event["type"] == "step"]
-    places = [
-        (e["epoch"], e["epochs"], e["epoch_step"], e["epoch_steps"]) for e in steps
-    ]
-    assert places == [(1, 2, 1, 2), (1, 2, 2, 2), (2, 2, 1, 2), (2, 2, 2, 2)]
-    assert all(event["metrics"] == {"loss": 0.0, "mae": 0.0} for event in steps)
-    assert "epoch" not in after
+    metrics = {"loss": 0.0, "mae": 0.0}
+    places = [(1, 2, 1, 2), (1, 2, 2, 2), (2, 2, 1, 2), (2, 2, 2, 2)]
+    assert [e["position"] for e in steps] == [[*place, metrics] for place in places]
+    assert after["position"] is None
     epochs = [event for event in said if event["type"] == "epoch"]
     assert [event["epoch"] for event in epochs] == [1, 2]
     assert sorted(epochs[-1]["metrics"]) == ["loss", "mae", "val_loss", "val_mae"]
@@ -44,5 +42,5 @@ def test_the_number_of_steps_is_learnt_in_the_first_epoch(
     events: dict[str, list[dict[str, Any]]],
 ) -> None:
     *steps, _ = [event for event in events["unknown"] if event["type"] == "step"]
-    known = [event.get("epoch_steps") for event in steps]
+    known = [event["position"][3] for event in steps]
     assert known == [None, None, None, 3, 3, 3]

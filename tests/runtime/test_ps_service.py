@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, cast
@@ -25,6 +25,7 @@ from tests.kit.ranks import (
     results,
 )
 from tests.kit.time_limits import allow_s
+from tfcluster.protocol.task_events import Serving
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -127,7 +128,7 @@ class Cluster:
         self.made.append(made)
         return made
 
-    def statistics(self) -> list[Mapping[str, float]]:
+    def statistics(self) -> list[Serving]:
         """What each ps counts."""
         return [service.statistics() for service in self.services]
 
@@ -206,7 +207,7 @@ def test_asynchronous_gradients_are_all_applied(count: int) -> None:
         for value in (*first.values, *late.pull("m")):
             np.testing.assert_array_equal(value, 1.0 - RATE * 30)
         counts = running.statistics()
-        assert [each["applied"] for each in counts if each["bytes"]] == [20] * min(
+        assert [each.applied for each in counts if each.bytes] == [20] * min(
             count, len(counts)
         )
         late.close()
@@ -225,7 +226,7 @@ def test_in_step_the_parts_of_all_ranks_are_applied_once(size: int) -> None:
 
     with cluster(2, size) as running:
         found = results(running.all(act))
-        assert [s["applied"] for s in running.statistics()] == [5, 5]
+        assert [s.applied for s in running.statistics()] == [5, 5]
     expected = [np.full(v.shape, 1.0, "f4") for v in MODEL]
     for step, gradients in enumerate(steps):
         expected = [e - RATE * g for e, g in zip(expected, gradients, strict=True)]
@@ -258,7 +259,7 @@ def test_gradients_on_old_weights_are_dropped_and_counted() -> None:
         assert isinstance(table, np.ndarray)
         old.push("m", ones())
         (counts,) = running.statistics()
-        assert (counts["applied"], counts["dropped"]) == (2, 1)
+        assert (counts.applied, counts.dropped) == (2, 1)
         np.testing.assert_array_equal(servers.pull("m")[1], -2 * RATE)
 
 
@@ -271,8 +272,8 @@ def test_staleness_is_counted() -> None:
             first.push("m", ones())
         second.push("m", ones())
         (counts,) = running.statistics()
-        assert counts["staleness_max"] == 3
-        assert counts["staleness_mean"] == pytest.approx(3 / 4)
+        assert counts.staleness_max == 3
+        assert counts.staleness_mean == pytest.approx(3 / 4)
 
 
 def test_a_late_worker_begins_with_the_weights_of_the_ps() -> None:
@@ -382,7 +383,7 @@ def test_a_worker_that_dies_within_a_message_disturbs_nobody() -> None:
         dying.close()
         np.testing.assert_array_equal(first.push("m", ones())[1], -RATE)
         (counts,) = running.statistics()
-        assert counts["applied"] == 1
+        assert counts.applied == 1
 
 
 def test_in_step_who_leaves_is_named_to_all_that_wait() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,9 @@ import pytest
 
 from tests.kit.ranks import as_threads, results
 from tests.runtime.test_step_rate import Clock
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.task_events import Trace
+from tfcluster.protocol.wire import parse
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import meet, reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
@@ -30,8 +32,8 @@ class Heard:
         self.batches: list[dict[str, Any]] = []
         self.tracer = Tracer(self._say, **options)
 
-    def _say(self, batch: Mapping[str, object]) -> None:
-        self.batches.append(json.loads(json.dumps(batch)))
+    def _say(self, batch: Trace) -> None:
+        self.batches.append(parse(encode(batch)))
 
     def rows(self) -> list[list[Any]]:
         """All events: row, name, beginning and duration (µs), and the rest."""
@@ -169,7 +171,7 @@ def test_the_last_events_reach_an_agent_that_reads_late() -> None:
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     theirs.settimeout(10)
     reporter = Reporter(ours)
-    tracer = Tracer(reporter.trace, reporter.drain)
+    tracer = Tracer(reporter.send, reporter.drain)
     for number in range(4000):
         tracer.add("steps", "step", float(number), number + 0.5, number)
     ending = threading.Thread(target=tracer.finish)
@@ -190,7 +192,7 @@ def test_an_agent_that_does_not_read_does_not_hold_up_the_end() -> None:
     reporter = Reporter(ours)
     with ours, theirs:
         for _ in range(10):
-            reporter.trace({"events": "x" * 60_000})
+            reporter.send(Trace(0, 0, 0, (), "x" * 60_000))
         reporter.drain(0.05)
 
 

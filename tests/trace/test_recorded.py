@@ -30,7 +30,7 @@ def _event(number: int, **others: Any) -> TracedSpan:
 
 
 def _line(*events: TracedSpan, **others: Any) -> bytes:
-    batch = {"attempt": 0, "host": "h1", **encoded(events), **others}
+    batch = {"attempt": 0, "host": "h1", **vars(encoded(events)), **others}
     return json.dumps(batch).encode()
 
 

@@ -37,7 +37,8 @@ from tfcluster.agent.task import ATTEMPT, TASK, AgentTask
 from tfcluster.agent.task_ports import TaskPorts
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.protocol import local, messages
+from tfcluster.protocol import local, messages, task_events
+from tfcluster.protocol.frames import type_of
 from tfcluster.protocol.messages import Usage
 from tfcluster.protocol.requests import Start, StopRequest
 from tfcluster.protocol.wire import Frame
@@ -187,12 +188,13 @@ class TaskTable:
         loop, channel = self._shared.loop, self._shared.channel
 
         def say(event: Frame) -> None:
-            if event["type"] == "exchanged":
+            kind = event["type"]
+            if kind == type_of(task_events.Exchanged):
                 task.exchanged = True
-            elif event["type"] != "server":
+            elif kind == type_of(task_events.Server):
+                self._ports.serves(task, task_events.decode_server(event).port)
+            else:
                 channel.send_event(messages.Event(*task.key, event=event))
-            elif isinstance(port := event.get("port"), int):
-                self._ports.serves(task, port)
 
         def complain(cause: str) -> None:
             text = f"{request.task} wrote to its events socket: {cause}"

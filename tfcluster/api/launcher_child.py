@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tfcluster.base.errors import (
-    ResourceError,
-)
+from tfcluster.base.errors import ResourceError
 from tfcluster.base.isolated_import import module_argv
 from tfcluster.launcher.detach import error_from_plain
 from tfcluster.plan.description_json import to_plain

@@ -95,8 +95,7 @@ class RunFailedError(TfclusterError):
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
         super().__init__(
-            "\n".join(_words(outcome)),
-            hint=f"tfcluster logs {outcome.run}",
+            "\n".join(_words(outcome)), hint=f"tfcluster logs {outcome.run}"
         )
         # A program may end with a code that has no name.
         self.exit_code = cast("ExitCode", int(outcome) or int(ExitCode.TASK_FAILED))

@@ -31,11 +31,7 @@ _HAS = "import importlib.util as u, sys; sys.exit(u.find_spec('tensorboard') is 
 
 
 def tensorboard(
-    run: str | None,
-    environ: Mapping[str, str],
-    *,
-    logdir: str | None,
-    port: int | None,
+    run: str | None, environ: Mapping[str, str], *, logdir: str | None, port: int | None
 ) -> int:
     paths = find(state_dir(environ), run)
     description = launched(paths)

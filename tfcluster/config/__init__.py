@@ -19,12 +19,7 @@ from tfcluster.config.describe import Describer, Setting, check_ports
 from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.files import read_file
 from tfcluster.config.models import ClusterSection
-from tfcluster.config.overrides import (
-    COMMAND_LINE,
-    from_flags,
-    override,
-    with_passed,
-)
+from tfcluster.config.overrides import COMMAND_LINE, from_flags, override, with_passed
 from tfcluster.config.rules import check_rules, check_sections, check_unused
 from tfcluster.config.sections import (
     cluster_model,

@@ -14,14 +14,7 @@ from typing import Any
 
 from tfcluster.base.durations import PATTERN as DURATION_PATTERN
 from tfcluster.base.durations import parse_duration
-from tfcluster.config.shape import (
-    ListShape,
-    MapOf,
-    Misfit,
-    Plain,
-    Widened,
-    mistyped,
-)
+from tfcluster.config.shape import ListShape, MapOf, Misfit, Plain, Widened, mistyped
 from tfcluster.config.yaml11_scalars import Lossy
 from tfcluster.plan.model import PortRange
 

@@ -215,9 +215,7 @@ class RuntimeSection(Section):
         "false: for scripts that train nothing.",
     )
     trace: Trace = key(
-        Nested(Trace),
-        False,
-        "Record every step and exchange, for `tfcluster trace`.",
+        Nested(Trace), False, "Record every step and exchange, for `tfcluster trace`."
     )
 
 

@@ -239,11 +239,7 @@ class _Painter:
         self._text, self._drawn_s = text, time.monotonic()
         shown = text.split("\n")[: max(1, lines - 1)] if text else []
         self._drawn = tuple(cut(line, columns - 1) for line in shown)
-        return [
-            (self._stream, erase),
-            *pieces,
-            (self._stream, "\n".join(self._drawn)),
-        ]
+        return [(self._stream, erase), *pieces, (self._stream, "\n".join(self._drawn))]
 
     def _erase(self, columns: int) -> str:
         if not self._drawn:

@@ -336,8 +336,7 @@ class Verification(TypedDict):
     steps: Annotated[int, "How many steps were compared."]
     to_the_end: Annotated[bool, "The program ran to its end."]
     largest_difference: Annotated[
-        float | None,
-        "Relative; null if nothing was compared, or if it is not finite.",
+        float | None, "Relative; null if nothing was compared, or if it is not finite."
     ]
     compared: Annotated[dict[str, ComparedKind], "The compared values by their kind."]
     first_difference: FirstDifference | None

@@ -106,8 +106,7 @@ class FetchedResults(TypedDict):
 
     host: str
     state: Annotated[
-        FetchState,
-        "shared: the host has the same folder, so nothing is fetched.",
+        FetchState, "shared: the host has the same folder, so nothing is fetched."
     ]
     folder: Annotated[str | None, "The folder that the files came to."]
     there: Annotated[str | None, "The folder on the host."]
@@ -171,8 +170,7 @@ class Status(RunHead):
         str | None, "The run that it continues, because its job was started again."
     ]
     requeues: Annotated[
-        int,
-        "How often its job had been requeued after the time limit before it began.",
+        int, "How often its job had been requeued after the time limit before it began."
     ]
     requeued: Annotated[
         bool, "After its end, its job was requeued because of the time limit."

@@ -96,9 +96,7 @@ Begun = Callable[[RunPaths], None]
 
 
 def check(
-    description: Description,
-    environ: Mapping[str, str],
-    paths: RunPaths | None = None,
+    description: Description, environ: Mapping[str, str], paths: RunPaths | None = None
 ) -> Launch:
     """Check all that can be checked before a start. Raises TfclusterError."""
     original, backend = description, schedulers.get(description.backend)

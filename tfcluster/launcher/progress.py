@@ -8,35 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tfcluster.base.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import as_dict, dataclass, field
 from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle.events import Stalled
 from tfcluster.lifecycle.state import first_of
 from tfcluster.protocol.messages import Exited, Gpu, Usage
+from tfcluster.protocol.task_events import Serving, Stack, Step
 
 STACK_LINES = 18
 STACKS_WAIT_S = 3.0
 """How long hung tasks have to send their stacks."""
 
-_STEP = (
-    "step",
-    "steps_per_s",
-    "wait_share",
-    "bytes",
-    "epoch",
-    "epochs",
-    "epoch_step",
-    "epoch_steps",
-)
 _BUSY_SHARE = 0.02
 """A task that uses this share of a core is at work; one that waits uses less."""
 _MEASUREMENTS = 2
 """A task counts as idle only after this many measurements, which may be rare."""
-_MOST_METRICS = 32
 _MOST_GPUS = 64
-_NAME_CHARS = 64
-_MAX_NUMBER = 1e300
-_SERVING = ("applied", "dropped", "staleness_mean", "staleness_max", "bytes")
 
 
 @dataclass(slots=True)
@@ -53,12 +40,6 @@ class _TaskProgress:
     latest: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
     """What the task uses, as its agent has measured it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    stack: str
-    waiting: Mapping[str, Any] | None
 
 
 class Progress:
@@ -83,16 +64,16 @@ class Progress:
         entry = self._tasks.get(task)
         return entry is not None and entry.reports
 
-    def step(self, task: TaskId, report: Mapping[str, Any], now: float) -> None:
+    def step(self, task: TaskId, report: Step, now: float) -> None:
         entry = self._tasks.get(task)
         if entry is None:
             return
-        latest = {key: report[key] for key in _STEP if _number(report.get(key))}
-        if values := metrics(report):
-            latest["metrics"] = values
-        if latest.get("step") != entry.latest.get("step"):
+        if report.step != entry.latest.get("step"):
             entry.since, entry.reports = now, True
-        entry.latest = latest
+        values = as_dict(report)
+        position = values.pop("position")
+        values |= as_dict(position) if position else {}
+        entry.latest = {k: v for k, v in values.items() if v not in (None, {})}
 
     def epoch(
         self, task: TaskId, epoch: int, values: Mapping[str, float | None]
@@ -106,10 +87,9 @@ class Progress:
         entry = self._tasks.get(task)
         return None if entry is None else entry.latest.get("step")
 
-    def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
+    def serving(self, task: TaskId, report: Serving) -> None:
         if (entry := self._tasks.get(task)) is not None:
-            values = {key: report[key] for key in _SERVING if _number(report.get(key))}
-            entry.latest = {**entry.latest, "serving": values}
+            entry.latest = {**entry.latest, "serving": as_dict(report)}
 
     def uses(self, task: TaskId, told: Usage | Exited) -> None:
         """Note what a task uses now, or has used when it ended."""
@@ -171,26 +151,9 @@ def _gpu(gpu: Gpu) -> dict[str, float]:
     return {key: values[key] for key in values if key != "uuid"}
 
 
-def metrics(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """The metrics in a task's event; None for a metric that is not a finite number."""
-    values = report.get("metrics")
-    if not isinstance(values, Mapping):
-        return {}
-    return {
-        str(name)[:_NAME_CHARS]: value if _number(value) else None
-        for name, value in list(values.items())[:_MOST_METRICS]
-    }
-
-
-def _number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < _MAX_NUMBER
-
-
 def blame(
     stalled: Iterable[TaskId],
-    answers: Mapping[TaskId, Answer],
+    answers: Mapping[TaskId, Stack],
     ranks: Mapping[int, TaskId],
     timeout_s: float,
 ) -> Stalled:
@@ -201,7 +164,7 @@ def blame(
     waiting = {t: what for t in answered if (what := answers[t].waiting)}
     awaited: dict[TaskId, None] = {}
     for what in waiting.values():
-        for rank in what.get("for") or ():
+        for rank in what.ranks:
             if ranks.get(rank) not in (None, *waiting):
                 awaited[ranks[rank]] = None
     # If no task says whom it waits for, the tasks that do not wait are blamed.
@@ -215,11 +178,11 @@ def blame(
 
 
 def _stack_of(
-    culprits: Iterable[TaskId], answers: Mapping[TaskId, Answer]
+    culprits: Iterable[TaskId], answers: Mapping[TaskId, Stack]
 ) -> tuple[str, ...]:
     for task in culprits:
         if task in answers:
-            lines = answers[task].stack.splitlines()[-STACK_LINES:]
+            lines = answers[task].text.splitlines()[-STACK_LINES:]
             return (f"{task} is here:", *lines)
     return ()
 
@@ -228,7 +191,7 @@ def _names(tasks: Iterable[TaskId]) -> str:
     return first_of([str(task) for task in tasks])
 
 
-def _silent(tasks: Iterable[TaskId], answers: Mapping[TaskId, Answer]) -> str:
+def _silent(tasks: Iterable[TaskId], answers: Mapping[TaskId, Stack]) -> str:
     mute = [task for task in tasks if task not in answers]
     if not mute:
         return ""

@@ -42,9 +42,7 @@ class Wanted:
 
 
 def plan_resize(
-    job: Job,
-    alive: Container[str],
-    request: ResizeCommand,
+    job: Job, alive: Container[str], request: ResizeCommand
 ) -> Wanted | list[str]:
     """The resize that a request leads to on ``alive`` hosts, or why not."""
     problems = list(_never(job))
@@ -89,10 +87,7 @@ def _never(job: Job) -> Iterator[str]:
 
 
 def _added(
-    job: Job,
-    alive: Container[str],
-    request: ResizeCommand,
-    problems: list[str],
+    job: Job, alive: Container[str], request: ResizeCommand, problems: list[str]
 ) -> list[Host]:
     scheduler = schedulers.get(job.description.backend)
     allocated = {host.name: host for host in job.allocation.hosts}

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.live_run import Journal, LiveRun
-from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, blame
+from tfcluster.launcher.progress import STACKS_WAIT_S, blame
 from tfcluster.lifecycle.events import Stalled
 from tfcluster.protocol.requests import Request, StacksRequest
+from tfcluster.protocol.task_events import Stack
 
 
 class StallDetector:
@@ -17,7 +18,7 @@ class StallDetector:
     def __init__(
         self,
         run: LiveRun,
-        answers: dict[TaskId, Answer],
+        answers: dict[TaskId, Stack],
         send: Callable[[str, Request], None],
     ) -> None:
         self._run = run

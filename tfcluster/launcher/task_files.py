@@ -8,19 +8,18 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
+from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.task_id import TaskId
+from tfcluster.protocol.task_events import Trace
 from tfcluster.record.files import open_private, write_all
 from tfcluster.record.paths import FOLDER_MODE, RunPaths
 
 TRACE_BYTES = 8 << 20
 """The size limit of each of a task's two trace files: about 200,000 events."""
-
-_KEPT = ("first", "last", "base_us", "names", "events")
 
 
 class _TaskFiles:
@@ -99,11 +98,8 @@ class TraceFiles(_TaskFiles):
         self._older = paths.older_trace
         self._limit_bytes = limit_bytes
 
-    def add(
-        self, task: TaskId, attempt: int, host: str, batch: Mapping[str, Any]
-    ) -> None:
-        kept = {key: batch[key] for key in _KEPT if key in batch}
-        line = {"attempt": attempt, "host": host, **kept}
+    def add(self, task: TaskId, attempt: int, host: str, batch: Trace) -> None:
+        line = {"attempt": attempt, "host": host, **as_dict(batch)}
         self._put(task, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def _make_room(self, task: TaskId, size: int) -> bool:

@@ -15,19 +15,19 @@ from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.host_facts import HostFacts
 from tfcluster.launcher.live_run import LiveRun
-from tfcluster.launcher.progress import Answer, metrics
 from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.lifecycle import events
-from tfcluster.protocol import messages
+from tfcluster.protocol import messages, task_events
 from tfcluster.protocol.frames import ProtocolError
-from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
+from tfcluster.protocol.task_events import Epoch, Exchanges, Serving, Step, Trace
+from tfcluster.record.metrics import EPOCH, EXCHANGES
 
 _MAX_TEXT = 300
 _MOST_TOTALS = 20
 _MOST_VERSIONS = 20
 _MAX_EVENTS = 1000
 _MAX_PHASE = 80
-_UNLIMITED = ("step", "serving", "epoch", "exchanges", "trace")
+_UNLIMITED = (Step, Serving, Epoch, Exchanges, Trace)
 """Only the latest of these events is kept, or the record bounds their number."""
 
 
@@ -43,7 +43,7 @@ class TaskMessages:
         self._host_facts = facts
         self._copies = copies
         self._traces = traces
-        self.answers: dict[TaskId, Answer] = {}
+        self.answers: dict[TaskId, task_events.Stack] = {}
         """Answers to the last request for stacks."""
         self.cold: set[TaskId] = set()
         """Tasks whose program needs a fresh interpreter."""
@@ -140,55 +140,55 @@ class TaskMessages:
     def _event(
         self, host: str, key: tuple[TaskId, int], event: Mapping[str, Any], now: float
     ) -> None:
-        kind = event.get("type")
-        if kind not in _UNLIMITED and not self._may_say_more(key):
-            return
         (task, attempt), name = key, str(key[0])
         progress, journal = self._progress, self._journal
-        match kind:
-            case "step":
-                progress.step(task, event, now)
-            case "serving":
-                progress.serving(task, event)
-            case "epoch" if isinstance(epoch := event.get("epoch"), int):
-                step, values = event.get("step"), metrics(event)
-                if not isinstance(step, int):
-                    step = progress.last_step(task)
+        try:
+            said = task_events.decode(event)
+        except ProtocolError as error:
+            said = task_events.Note(f"it reports what is not valid: {error}")
+        if not isinstance(said, _UNLIMITED) and not self._may_say_more(key):
+            return
+        match said:
+            case Step():
+                progress.step(task, said, now)
+            case Serving():
+                progress.serving(task, said)
+            case Epoch(epoch, step, metrics):
+                step = progress.last_step(task) if step is None else step
                 keys = {"attempt": attempt, "step": step, "epoch": epoch}
-                journal.metrics(EPOCH, name, **keys, metrics=values)
-                progress.epoch(task, epoch, values)
-            case "exchanges":
-                totals = [as_dict(total) for total in exchange_totals(event)]
-                totals = totals[:_MOST_TOTALS]
-                journal.metrics(EXCHANGES, name, attempt=attempt, totals=totals)
-            case "versions" if isinstance(versions := event.get("versions"), dict):
+                journal.metrics(EPOCH, name, **keys, metrics=metrics)
+                progress.epoch(task, epoch, metrics)
+            case Exchanges(totals):
+                costs = [as_dict(total) for total in totals[:_MOST_TOTALS]]
+                journal.metrics(EXCHANGES, name, attempt=attempt, totals=costs)
+            case task_events.Versions(versions):
                 some = list(versions.items())[:_MOST_VERSIONS]
-                shown = {str(k)[:_MAX_PHASE]: str(v)[:_MAX_PHASE] for k, v in some}
+                shown = {k[:_MAX_PHASE]: v[:_MAX_PHASE] for k, v in some}
                 journal.event("versions", task=name, versions=shown)
-            case "phase":
-                phase = str(event.get("phase"))[:_MAX_PHASE]
-                journal.event("task", task=name, attempt=attempt, phase=phase)
-            case "trace":
-                self._traces.add(task, attempt, host, event)
-            case "waiting":
-                waiting = _waiting({"waiting": event}) or {}
-                what = {key: waiting.get(key) for key in ("since_s", "what", "for")}
-                journal.event("waiting", task=name, attempt=attempt, **what)
-            case "warning" | "note":
-                self._warn(task, kind, event)
-            case "cold_start":
+            case task_events.Phase(phase):
+                shown_phase = phase[:_MAX_PHASE]
+                journal.event("task", task=name, attempt=attempt, phase=shown_phase)
+            case Trace():
+                self._traces.add(task, attempt, host, said)
+            case task_events.Waiting():
+                journal.event("waiting", task=name, attempt=attempt, **_waiting(said))
+            case task_events.WarningMessage(text):
+                self._warn(task, "warning", text)
+            case task_events.Note(text):
+                self._warn(task, "note", text)
+            case task_events.ColdStart(text):
                 self.cold.add(task)
-                self._warn(task, "note", event)
-            case "failure":
-                self._causes[key] = str(event.get("cause"))[:_MAX_TEXT]
-            case "stack":
-                text, awaited = str(event.get("text")), _waiting(event)
-                self.answers[task] = Answer(stack=text, waiting=awaited)
+                self._warn(task, "note", text)
+            case task_events.Failure(cause):
+                self._causes[key] = cause[:_MAX_TEXT]
+            case task_events.Stack(text, waiting):
+                self.answers[task] = said
+                awaited = waiting and _waiting(waiting)
                 journal.event("stack", task=name, text=text, waiting=awaited)
 
-    def _warn(self, task: TaskId, kind: str, event: Mapping[str, Any]) -> None:
+    def _warn(self, task: TaskId, kind: str, text: str) -> None:
         """Show a warning or note once: ranks that run the same program all issue it."""
-        text = str(event.get("text"))[:_MAX_TEXT]
+        text = text[:_MAX_TEXT]
         if text not in self._warned:
             self._warned.add(text)
             self._run.say(f"{kind}: {task}: {text}")
@@ -216,14 +216,10 @@ class TaskMessages:
         return task
 
 
-def _waiting(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a task says it waits for, reduced to what is valid; None if nothing is."""
-    waiting = event.get("waiting")
-    if not isinstance(waiting, dict):
-        return None
-    ranks = waiting.get("for")
-    ranks = ranks if isinstance(ranks, list) else []
-    return {**waiting, "for": [rank for rank in ranks if isinstance(rank, int)]}
+def _waiting(waiting: task_events.Waiting) -> dict[str, Any]:
+    """What a task waits for, as the record has it."""
+    since_s = round(waiting.since_s, 3)
+    return {"since_s": since_s, "what": waiting.what, "for": [*waiting.ranks]}
 
 
 def _of_host(host: str, text: str) -> str:

@@ -143,11 +143,7 @@ def _handle(turn: Turn, event: events.Event) -> None:
                 _handle_task(turn, event, status)
 
 
-def _handle_task(
-    turn: Turn,
-    event: events.TaskEvent,
-    status: TaskStatus,
-) -> None:
+def _handle_task(turn: Turn, event: events.TaskEvent, status: TaskStatus) -> None:
     tasks, task = turn.state.tasks, event.task
     match event:
         case events.TaskStarted():

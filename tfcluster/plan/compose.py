@@ -262,9 +262,7 @@ UsesTensorFlow = Callable[[Program], bool]
 
 
 def compose(
-    description: Description,
-    places: Sequence[Place],
-    uses_tensorflow: UsesTensorFlow,
+    description: Description, places: Sequence[Place], uses_tensorflow: UsesTensorFlow
 ) -> tuple[TaskSpec, ...]:
     """The TaskSpec of every task, in listing order."""
     by_type = {placed.task.type: placed for placed in places}

@@ -172,9 +172,7 @@ def _too_few_slots(description: Description, allocation: Allocation) -> StartErr
 
 
 def share_machines(
-    description: Description,
-    places: Sequence[Place],
-    more_gpus: str | None = None,
+    description: Description, places: Sequence[Place], more_gpus: str | None = None
 ) -> tuple[Place, ...]:
     """The same places, with GPU shares, local ranks and cross ranks by machine.
 
@@ -217,10 +215,7 @@ def _with_all_gpus(places: Sequence[Place]) -> Host:
 
 
 def _gpu_shares(
-    host: Host,
-    tasks: Sequence[TaskId],
-    description: Description,
-    more_gpus: str | None,
+    host: Host, tasks: Sequence[TaskId], description: Description, more_gpus: str | None
 ) -> dict[TaskId, Gpus]:
     """A share of the host's GPUs for each of its tasks.
 

@@ -13,7 +13,7 @@ from functools import cache
 from types import UnionType
 
 from tfcluster.protocol import wire
-from tfcluster.protocol.wire import Frame, WireError
+from tfcluster.protocol.wire import WireError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
     Check = Callable[[Any], Any]
+    Number = float
     Signed = int
 else:
+
+    class Number:
+        """A finite number that may be negative; a ``float`` of a frame may not."""
 
     class Signed:
         """A whole number that may be negative; an ``int`` of a frame may not."""
@@ -49,11 +53,11 @@ def encode(frame: object) -> bytes:
     return wire.encode({"type": type_of(type(frame)), **vars(frame)}, _row)
 
 
-def decoder(base: type[T]) -> Callable[[Frame], T]:
+def decoder(base: type[T]) -> Callable[[Mapping[str, Any]], T]:
     """A function that makes a subclass's object of a frame, or raises ProtocolError."""
     by_type = {type_of(cls): cls for cls in leaves(base)}
 
-    def decode(frame: Frame) -> T:
+    def decode(frame: Mapping[str, Any]) -> T:
         cls = by_type.get(str(frame.get("type")))
         if cls is None:
             raise ProtocolError(f"no frame is of the type {frame.get('type')!r:.60}")
@@ -71,7 +75,7 @@ def leaves(cls: type[T]) -> Iterator[type[T]]:
         yield from leaves(subclass)
 
 
-def _values(cls: type, frame: Frame) -> dict[str, Any]:
+def _values(cls: type, frame: Mapping[str, Any]) -> dict[str, Any]:
     decoded = {}
     for name, kind, check in _fields(cls):
         if name not in frame:
@@ -145,10 +149,17 @@ def _signed(value: Any) -> int:
     raise ValueError
 
 
+def _number(value: Any) -> float:
+    if type(value) in (int, float) and abs(value) < float("inf"):
+        return float(value)
+    raise ValueError
+
+
 def _real(value: Any) -> float:
     """Seconds or a share: no field may be negative."""
-    if type(value) in (int, float) and 0 <= value < float("inf"):
-        return float(value)
+    number = _number(value)
+    if number >= 0:
+        return number
     raise ValueError
 
 
@@ -158,5 +169,6 @@ _SCALARS: dict[Any, Check] = {
     int: _whole,
     Signed: _signed,
     float: _real,
+    Number: _number,
     object: lambda value: value,
 }

@@ -36,10 +36,7 @@ def identity(pid: int | None = None) -> LauncherView:
     if start_time is None:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(pid))
     return LauncherView(
-        pid=pid,
-        host=os.uname().nodename,
-        boot_id=proc.boot_id(),
-        start_time=start_time,
+        pid=pid, host=os.uname().nodename, boot_id=proc.boot_id(), start_time=start_time
     )
 
 

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tfcluster.base.light_dataclasses import dataclass, field
+from tfcluster.protocol.task_events import ExchangeTotal
 from tfcluster.record import events
 from tfcluster.record.events import (
     facts,
@@ -76,16 +77,6 @@ class EpochEnd:
     step: int | None = None
     epoch: int
     metrics: Mapping[str, float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeTotal:
-    """The total cost of a task's exchanges for one purpose."""
-
-    what: str
-    count: int = 0
-    seconds: float = 0.0
-    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

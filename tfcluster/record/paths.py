@@ -129,8 +129,7 @@ def _refuse_foreign_ways(path: Path) -> None:
             continue
         if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
             raise ResourceError(
-                f"{place} is a link that belongs to uid {status.st_uid}",
-                hint=ELSEWHERE,
+                f"{place} is a link that belongs to uid {status.st_uid}", hint=ELSEWHERE
             )
     for parent in {*path.parents, *path.resolve().parents}:
         if not (status := _status_of(parent)):
@@ -195,10 +194,7 @@ def new_run_id(
 
 
 def create_run(
-    state: Path,
-    name: str,
-    now_s: float,
-    random: Callable[[int], bytes] = os.urandom,
+    state: Path, name: str, now_s: float, random: Callable[[int], bytes] = os.urandom
 ) -> RunPaths:
     """Create the folder of a new run. Raises ResourceError if that fails."""
     try:

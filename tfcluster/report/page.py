@@ -31,11 +31,7 @@ _MOST_METRICS = 12
 _MOST_TASKS = 1000
 _MOST_SECONDARY = 20
 _HIDDEN = "(left out)"
-_LOOKS = {
-    RunState.SUCCEEDED: "good",
-    RunState.FAILED: "bad",
-    RunState.LOST: "bad",
-}
+_LOOKS = {RunState.SUCCEEDED: "good", RunState.FAILED: "bad", RunState.LOST: "bad"}
 
 
 def page(history: History) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
 from tfcluster.console.text import byte_size, clock, duration, plural
-from tfcluster.record.metrics import EpochEnd, ExchangeTotal, Sample
+from tfcluster.protocol.task_events import ExchangeTotal
+from tfcluster.record.metrics import EpochEnd, Sample
 from tfcluster.report import charts
 from tfcluster.report.charts import MUTED, Block, ChartLine, Point
 from tfcluster.report.history import History
@@ -199,11 +200,7 @@ def exchanges(history: History) -> ET.Element | None:
 
 
 def _figure(
-    title: str,
-    svg: ET.Element,
-    drawn: Sequence[ChartLine | Block],
-    *,
-    note: str = "",
+    title: str, svg: ET.Element, drawn: Sequence[ChartLine | Block], *, note: str = ""
 ) -> ET.Element:
     """A picture with a legend of what is ``drawn``; one with blocks is wide."""
     small: list[Content] = [element("small", note)] if note else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tfcluster.protocol import task_events
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -37,7 +38,7 @@ def start(context: Context) -> Server:
 
 def report(address: str) -> None:
     """Tell the agent that a server listens at our address ``host:port``."""
-    reporter().server(int(address.rpartition(":")[2]))
+    reporter().send(task_events.Server(int(address.rpartition(":")[2])))
 
 
 def filters_of(context: Context) -> tuple[str, ...]:

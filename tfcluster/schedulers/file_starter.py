@@ -19,12 +19,7 @@ from tfcluster.base.state_folder import state_path
 from tfcluster.plan.model import Host, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
 from tfcluster.schedulers.connect_back import CallerReception
-from tfcluster.schedulers.job_hosts import (
-    gpu_question,
-    gpus_on,
-    is_one_of,
-    own_names,
-)
+from tfcluster.schedulers.job_hosts import gpu_question, gpus_on, is_one_of, own_names
 from tfcluster.schedulers.process_channel import (
     ConnectedChannel,
     OwnHostStarter,

@@ -90,10 +90,7 @@ def _heading(description: Description) -> list[str]:
         if kind in description.tasks
     ]
     name = require_plain("name", description.name)
-    return [
-        f"# {name}: {', '.join(counts)}",
-        f"# Written by tfcluster {__version__}.",
-    ]
+    return [f"# {name}: {', '.join(counts)}", f"# Written by tfcluster {__version__}."]
 
 
 def _commands(launcher: LauncherCommand) -> list[str]:

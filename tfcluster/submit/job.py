@@ -46,10 +46,7 @@ class JobInput:
 
 
 def write_job_input(
-    paths: RunPaths,
-    description: Description,
-    environ: Mapping[str, str],
-    state: Path,
+    paths: RunPaths, description: Description, environ: Mapping[str, str], state: Path
 ) -> None:
     """Write the JobInput as private files, with secrets' values. Raises OSError."""
     secrets = dict(description.secrets)

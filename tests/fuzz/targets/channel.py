@@ -28,7 +28,7 @@ from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.plan.compose import compose
 from tfcluster.plan.placement import place
-from tfcluster.protocol import frames, messages, requests, wire
+from tfcluster.protocol import frames, messages, requests, task_events, wire
 from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
 from tfcluster.record.events import Writer
 from tfcluster.record.metrics import MetricsWriter
@@ -127,38 +127,7 @@ _FROM_AGENT: tuple[Frame, ...] = (
         if frame["type"] != "hello"
     ),
 )
-_EVENTS: tuple[Frame, ...] = (
-    {"type": "step", "step": 12, "steps_per_s": 3.5, "wait_share": 0.25},
-    {
-        "type": "serving",
-        "applied": 3,
-        "dropped": 0,
-        "staleness_mean": 0.5,
-        "staleness_max": 2,
-        "bytes": 1000,
-    },
-    {"type": "phase", "phase": "importing"},
-    {"type": "warning", "text": "w"},
-    {"type": "note", "text": "n"},
-    {"type": "failure", "cause": "c"},
-    {"type": "exchanged"},
-    {"type": "versions", "versions": {"tensorflow": "2.20.0"}},
-    {"type": "epoch", "epoch": 2, "metrics": {"loss": 0.5, "accuracy": None}},
-    {
-        "type": "exchanges",
-        "totals": [{"what": "gradients", "count": 3, "seconds": 0.5, "bytes": 9}],
-    },
-    {
-        "type": "trace",
-        "first": 1,
-        "last": 2,
-        "base_us": 5,
-        "names": ["step"],
-        "events": "[[0,0,1,2]]",
-    },
-    {"type": "waiting", "for": [1], "what": "gradients", "since_s": 3.5},
-    {"type": "stack", "text": "File x", "waiting": {"for": [1], "exchange": 3}},
-)
+_EVENTS: tuple[Frame, ...] = tuple(examples(task_events.TaskEvent))
 
 
 def _from_agent() -> Sequence[bytes]:

@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
+from tfcluster.protocol.task_events import Waiting
 from tfcluster.runtime.collective.packing import CollectiveCall
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.peer_reports import (
     ExitReport,
     Position,
     RankProgress,
+    SignalMessage,
 )
 from tfcluster.runtime.collective.phases import (
     ExchangePhase,
@@ -31,7 +33,6 @@ from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
 from tfcluster.runtime.files.order import enter_exchange
 from tfcluster.runtime.signals import SIGNALS, Nearness
-from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
 from tfcluster.runtime.telemetry.step_rate import ExchangeTotals
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
@@ -252,7 +253,7 @@ class Group:
     def notify(self, number: int, count: int) -> None:
         """See ``signals.Peers``."""
         if self._monitor is not None:
-            self._monitor.send({"type": "signal", "number": number, "count": count})
+            self._monitor.send(SignalMessage(number, count))
 
     def meet(self, note: Callable[[], bytes | None]) -> list[bytes] | None:
         """See ``signals.Peers``. An error ends the group, without a report of it."""

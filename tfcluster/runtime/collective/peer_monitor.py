@@ -15,19 +15,28 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
-from tfcluster.protocol.wire import Decoder, Frame, WireError, encode
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.task_events import Waiting
+from tfcluster.protocol.wire import Decoder, WireError
 from tfcluster.runtime.collective.peer_reports import (
     FIRST_EXCHANGES,
+    Answer,
+    Exit,
     ExitReport,
+    Heard,
+    PeerMessage,
     Position,
+    Query,
     RankProgress,
+    Ready,
+    SignalMessage,
     awaited_text,
     cannot_succeed,
+    decode,
     inquiry_text,
     is_reporter,
     missing,
@@ -43,7 +52,7 @@ from tfcluster.runtime.errors import (
     PeerLostError,
 )
 from tfcluster.runtime.net.rendezvous import Member, connect
-from tfcluster.runtime.telemetry.agent_channel import Waiting, reporter
+from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.stack_dump import stacks_text
 
 _ANSWER_S = 2.0
@@ -55,6 +64,7 @@ _GRACE_S = 0.3
 finish theirs within this time."""
 _EVIDENCE_S = 0.5
 """How long an error may wait for the reports that explain it."""
+_MAX_TEXT = 4000
 _DEAD_AFTER = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_000}
 """Keepalive detects a host that lost power within a minute, even if idle."""
 
@@ -238,7 +248,7 @@ class PeerMonitor:
             self._answers.clear()
         asked = set(self._found) - self._left()
         for rank in asked:
-            _send(self._found[rank], {"type": "query", **progress.as_frame()})
+            _send(self._found[rank], Query(progress))
         with self._changed:
             while asked - set(self._answers) - self._left():
                 left_s = deadline - time.monotonic()
@@ -251,10 +261,10 @@ class PeerMonitor:
         self._stalled_report = progress.number, text
         return text
 
-    def send(self, frame: Frame) -> None:
-        """Send a frame to all ranks."""
+    def send(self, message: PeerMessage) -> None:
+        """Send a message to all ranks."""
         for connection in self._found.values():
-            _send(connection, frame)
+            _send(connection, message)
 
     @property
     def has_left(self) -> bool:
@@ -279,8 +289,9 @@ class PeerMonitor:
                 return
             self._closed = True
             connections = dict(self._found)
+        last = Exit(replace(report, text=report.text[:_MAX_TEXT]))
         for connection in connections.values():
-            _send_whole(connection, {"type": "exit", **report.as_frame()})
+            _send_whole(connection, last)
         if report.state:
             self._wait_until_heard(set(connections))
         for connection in connections.values():
@@ -343,7 +354,7 @@ class PeerMonitor:
             _prepare(connection)
             ranks[connection.fileno()] = rank
             poll.register(connection, select.POLLIN)
-            _send(connection, {"type": "ready"})
+            _send(connection, Ready())
         while ranks or not self._closed:
             for descriptor, _ in poll.poll(self._sleep_s() * 1000):
                 rank = ranks[descriptor]
@@ -365,10 +376,10 @@ class PeerMonitor:
         try:
             data = self._found[rank].recv(65536)
             for frame in frames.feed(data):
-                self._process(rank, frame)
+                self._process(rank, decode(frame))
         except BlockingIOError:
             return True
-        except (OSError, WireError, KeyError, TypeError, ValueError):
+        except (OSError, WireError):
             data = b""
         if not data:
             with self._changed:
@@ -377,32 +388,32 @@ class PeerMonitor:
                 self._changed.notify_all()
         return bool(data)
 
-    def _process(self, rank: int, frame: Frame) -> None:
-        if frame["type"] == "query":
-            self._answer(rank, frame)
-            return
-        if frame["type"] == "signal":
-            self.told(frame["number"], frame["count"])
-            return
+    def _process(self, rank: int, message: PeerMessage) -> None:
+        match message:
+            case Query(asked):
+                self._answer(rank, asked)
+                return
+            case SignalMessage(number, count):
+                self.told(number, count)
+                return
         with self._changed:
-            match frame["type"]:
-                case "progress":
-                    self._answers[rank] = RankProgress.of_frame(frame)
-                case "exit":
-                    self._exit_reports[rank] = ExitReport.of_frame(frame)
-                    _send(self._found[rank], {"type": "heard"})
-                case "heard":
+            match message:
+                case Answer(progress):
+                    self._answers[rank] = progress
+                case Exit(report):
+                    self._exit_reports[rank] = report
+                    _send(self._found[rank], Heard())
+                case Heard():
                     self._heard_by.add(rank)
-                case "ready":
+                case Ready():
                     self._ready.add(rank)
                     self.joined = len(self._ready) == self._me.size - 1
             self._changed.notify_all()
 
-    def _answer(self, rank: int, frame: Mapping[str, Any]) -> None:
+    def _answer(self, rank: int, asked: RankProgress) -> None:
         """Send our progress; if we are late, also print our stack traces."""
-        asked = RankProgress.of_frame(frame)
         progress = self._where()
-        _send(self._found[rank], {"type": "progress", **progress.as_frame()})
+        _send(self._found[rank], Answer(progress))
         if progress.has_come_to(asked.number) or self._shown_for == asked.number:
             return
         self._shown_for = asked.number
@@ -442,7 +453,7 @@ class PeerMonitor:
         with self._changed:
             self._answers.clear()
         self._asked = progress.number, now + _ANSWER_S
-        self.send({"type": "query", **progress.as_frame()})
+        self.send(Query(progress))
 
     def _report_stall(self, progress: RankProgress, now: float) -> None:
         """Report the missing ranks once all have answered or the time is up."""
@@ -464,9 +475,8 @@ class PeerMonitor:
         if is_reporter(self._me.rank, progress.number, others):
             self._say(text)
             if absent:
-                what = progress.what
-                waiting = Waiting(progress.since_s, what, tuple(absent))
-                reporter().waiting(waiting)
+                waiting = Waiting(progress.since_s, progress.what, tuple(absent))
+                reporter().send(waiting)
 
 
 def _prepare(connection: socket.socket) -> None:
@@ -478,15 +488,15 @@ def _prepare(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _send(connection: socket.socket, frame: Frame) -> None:
-    """Send without blocking, or drop the frame: the peer may not be reading."""
+def _send(connection: socket.socket, message: PeerMessage) -> None:
+    """Send without blocking, or drop it: the peer may not be reading."""
     with suppress(OSError):
-        connection.send(encode(frame), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        connection.send(encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
-def _send_whole(connection: socket.socket, frame: Frame) -> None:
-    """Send a frame that may exceed the socket's buffer, for at most ``_ANSWER_S``."""
-    data = memoryview(encode(frame))
+def _send_whole(connection: socket.socket, message: PeerMessage) -> None:
+    """Send what may exceed the socket's buffer, for at most ``_ANSWER_S``."""
+    data = memoryview(encode(message))
     deadline = time.monotonic() + _ANSWER_S
     poll = select.poll()
     with suppress(OSError, ValueError):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
+from tfcluster.base.light_dataclasses import Struct
+from tfcluster.protocol.frames import decoder
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -41,22 +42,6 @@ class RankProgress:
     since_s: float
     """Seconds since it entered that exchange (``inside``), or since it left it."""
     inside: bool
-
-    def as_frame(self) -> dict[str, Any]:
-        return {**asdict(self), "since_s": round(self.since_s, 3)}
-
-    @classmethod
-    def of_frame(cls, frame: Mapping[str, Any]) -> RankProgress:
-        """The inverse of ``as_frame``.
-
-        Raises KeyError, TypeError or ValueError for a malformed frame.
-        """
-        return cls(
-            number=int(frame["number"]),
-            what=str(frame["what"]),
-            since_s=float(frame["since_s"]),
-            inside=bool(frame["inside"]),
-        )
 
     @property
     def exchange(self) -> str:
@@ -93,7 +78,7 @@ def stalled_text(mine: RankProgress, others: Mapping[int, RankProgress | None]) 
     absent = missing(mine.number, others)
     if not absent:
         return f"{mine.exchange} has taken {mine.since_s:.0f} s; all ranks are in it"
-    first, *rest = (_absent_text(rank, others[rank]) for rank in absent)
+    first, *rest = (_absent_text(others[rank]) for rank in absent)
     waiting = f"(waiting for {mine.since_s:.0f} s)"
     late = f"rank {absent[0]} has not entered {mine.exchange} {waiting}"
     return "; ".join([f"{late}; {first}", *map(_named, absent[1:], rest)])
@@ -125,7 +110,7 @@ def _named(rank: int, text: str) -> str:
     return f"rank {rank} has not entered it either; {text}"
 
 
-def _absent_text(rank: int, progress: RankProgress | None) -> str:
+def _absent_text(progress: RankProgress | None) -> str:
     if progress is None:
         return "it does not answer (stopped, or stuck outside Python?)"
     if progress.inside:
@@ -196,7 +181,6 @@ _KINDS: dict[str, type[CollectiveError]] = {
         PeerLostError,
     )
 }
-_MAX_TEXT = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,27 +198,54 @@ class ExitReport:
     state: Mapping[str, str] = field(default_factory=dict)
     """The state that should be equal on all ranks that end after the same exchange."""
 
-    def as_frame(self) -> dict[str, Any]:
-        return {**asdict(self), "text": self.text[:_MAX_TEXT]}
-
-    @classmethod
-    def of_frame(cls, frame: Mapping[str, Any]) -> ExitReport:
-        """The inverse of ``as_frame``.
-
-        Raises KeyError, TypeError or ValueError for a malformed frame.
-        """
-        state = {str(k): str(v) for k, v in dict(frame["state"]).items()}
-        return cls(
-            number=int(frame["number"]),
-            kind=str(frame["kind"]),
-            text=str(frame["text"]),
-            steps=int(frame["steps"]),
-            state=state,
-        )
-
     @property
     def failed(self) -> bool:
         return bool(self.kind)
+
+
+# --- what ranks send to each other ----------------------------------------------------
+
+
+class PeerMessage(Struct):
+    """Base class of all messages between two ranks' monitors."""
+
+
+class Ready(PeerMessage):
+    """The sender is connected to all ranks."""
+
+
+class Query(PeerMessage):
+    """Asks a rank for its progress; ``progress`` is the sender's."""
+
+    progress: RankProgress
+
+
+class Answer(PeerMessage):
+    progress: RankProgress
+
+
+class SignalMessage(PeerMessage):
+    """The sender's process has got the signal ``number``, ``count`` times so far."""
+
+    number: int
+    count: int
+
+
+class Exit(PeerMessage):
+    """The last message of a rank."""
+
+    report: ExitReport
+
+
+class Heard(PeerMessage):
+    """The sender has got ``Exit``."""
+
+
+decode = decoder(PeerMessage)
+"""The frame as a message. Raises ProtocolError."""
+
+
+# --- verdicts -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ leaves, even in the middle of a message, only its incomplete message is lost.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from tfcluster.protocol.task_events import Serving
 from tfcluster.runtime.collective.transports.base import Array, Slices
 from tfcluster.runtime.parameter_server.messages import Header, PsMessage
 from tfcluster.runtime.parameter_server.sharding import (
@@ -259,13 +260,8 @@ class Service:
         with self._lock:
             self._models[model].shards.engine.release()
 
-    def statistics(self) -> Mapping[str, float]:
-        """Statistics of all models together: gradients, their staleness, bytes held.
-
-        ``applied`` and ``dropped`` count gradients; ``staleness_mean`` and
-        ``staleness_max`` are measured in updates; ``bytes`` counts the bytes of
-        variables and slots.
-        """
+    def statistics(self) -> Serving:
+        """The statistics of all models together."""
         with self._lock:
             return _totals([model.shards for model in self._models.values()])
 
@@ -434,14 +430,14 @@ def _changes_since(shards: ShardedModel, since: int) -> PsMessage:
     return PsMessage({"version": shards.version, "kinds": kinds}, arrays)
 
 
-def _totals(models: Sequence[ShardedModel]) -> dict[str, float]:
+def _totals(models: Sequence[ShardedModel]) -> Serving:
     counts = [model.counts for model in models]
     applied = sum(count.applied for count in counts)
     staleness = sum(count.staleness_sum for count in counts)
-    return {
-        "applied": applied,
-        "dropped": sum(count.dropped for count in counts),
-        "staleness_mean": round(staleness / applied, 4) if applied else 0.0,
-        "staleness_max": max((count.staleness_max for count in counts), default=0),
-        "bytes": sum(model.engine.held_bytes for model in models),
-    }
+    return Serving(
+        applied=applied,
+        dropped=sum(count.dropped for count in counts),
+        staleness_mean=round(staleness / applied, 4) if applied else 0.0,
+        staleness_max=max((count.staleness_max for count in counts), default=0),
+        bytes=sum(model.engine.held_bytes for model in models),
+    )

@@ -37,7 +37,7 @@ class ParameterService:
 
     def report(self) -> None:
         """Report the current statistics to the agent."""
-        self._reporter.serving(self._service.statistics())
+        self._reporter.send(self._service.statistics())
 
     def close(self) -> None:
         """Stop listening, disconnect all clients, and end the reports."""

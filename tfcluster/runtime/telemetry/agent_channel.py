@@ -17,18 +17,34 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 from tfcluster.protocol import local
-from tfcluster.protocol.frames import type_of
-from tfcluster.protocol.wire import Decoder, WireError, encode
+from tfcluster.protocol.frames import encode, type_of
+from tfcluster.protocol.task_events import (
+    ColdStart,
+    Epoch,
+    Exchanged,
+    Exchanges,
+    ExchangeTotal,
+    Failure,
+    Note,
+    Phase,
+    Position,
+    Stack,
+    Step,
+    TaskEvent,
+    Waiting,
+    WarningMessage,
+)
+from tfcluster.protocol.wire import Decoder, WireError
 from tfcluster.runtime.telemetry.stack_dump import stacks_text
 
 STEP_INTERVAL_S = 1.0
+"""The minimum time between two reports of steps."""
+
 _MOST_EPOCHS = 200
 """The most epochs of one interval that are reported."""
-"""The minimum time between two reports of steps."""
 
 TOTALS_INTERVAL_S = 10.0
 """The minimum time between two reports of the cost of exchanges."""
@@ -38,52 +54,7 @@ _MAX_NAME = 64
 _MAX_METRICS = 32
 _MAX_PENDING_BYTES = 256 * 1024
 _NEVER = -math.inf
-_Position = Callable[[], Mapping[str, object]]
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A rank that waits: how long, in which operation, and for which ranks if known.
-
-    ``since_s`` is the time waited so far, in seconds.
-    """
-
-    since_s: float
-    what: str
-    ranks: tuple[int, ...] = ()
-
-    def as_event(self) -> dict[str, object]:
-        """The keys of a ``waiting`` event; ``since_s`` is in seconds."""
-        return {
-            "since_s": round(self.since_s, 3),
-            "what": self.what,
-            "for": list(self.ranks),
-        }
-
-
-class _StepReport(NamedTuple):
-    """The arguments of ``Reporter.step``; most steps never become an event."""
-
-    step: int
-    steps_per_s: float
-    wait_share: float
-    exchanged_bytes: int | None
-    position: _Position
-
-    def as_event(self) -> dict[str, object]:
-        event: dict[str, object] = {
-            "type": "step",
-            "step": int(self.step),
-            "steps_per_s": _finite(self.steps_per_s),
-            "wait_share": _finite(self.wait_share),
-        }
-        if self.exchanged_bytes is not None:
-            event["bytes"] = int(self.exchanged_bytes)
-        try:
-            return {**event, **self.position()}
-        except Exception:
-            # The program's metrics may be anything, and must not end it here.
-            return event
+_Position = Callable[[], Position | None]
 
 
 class Reporter:
@@ -104,25 +75,21 @@ class Reporter:
         self._lock = threading.RLock()
         self._pending = bytearray()
         self._step_sent = _NEVER
-        self._step_held_back: _StepReport | None = None
+        self._step_held_back: Callable[[], Step] | None = None
         self._epoch_sent = self._totals_sent = _NEVER
-        self._epochs_held_back: list[dict[str, object]] = []
+        self._epochs_held_back: list[Epoch] = []
         self._last_step: int | None = None
-        self.position: _Position = dict
-        """Keys for the next ``step`` event: the program's position in ``fit``."""
-        self.totals: Callable[[], Sequence[Mapping[str, object]]] = tuple
-        """The cost of the exchanges so far, for ``exchanges`` events."""
+        self.position: _Position = lambda: None
+        """The program's position in ``fit``, for the next step."""
+        self.totals: Callable[[], Sequence[ExchangeTotal]] = tuple
+        """The cost of the exchanges so far."""
         self._waiting: Callable[[], Waiting | None] | None = None
         self._listening = False
         self.has_exchanged = False
 
     def phase(self, text: str) -> None:
         """Report the task's activity before it trains: ``joining``."""
-        self._send({"type": "phase", "phase": _cut(text)})
-
-    def versions(self, versions: Mapping[str, str]) -> None:
-        """Report the versions of Python and of the libraries that train."""
-        self._send({"type": "versions", "versions": dict(versions)})
+        self.send(Phase(_cut(text)))
 
     def step(
         self,
@@ -139,8 +106,9 @@ class Reporter:
         seconds ago.
         """
         self._last_step = int(step)
-        report = _StepReport(
-            step, steps_per_s, wait_share, exchanged_bytes, self.position
+        # Most steps never become an event.
+        report = partial(
+            _step, step, steps_per_s, wait_share, exchanged_bytes, self.position
         )
         now = self._clock()
         if now - self._step_sent < STEP_INTERVAL_S:
@@ -148,7 +116,7 @@ class Reporter:
             return
         self._step_sent = now
         self._step_held_back = None
-        self._send(report.as_event())
+        self.send(report())
         if now - self._totals_sent >= TOTALS_INTERVAL_S:
             self._totals_sent = now
             self._say_totals()
@@ -160,9 +128,7 @@ class Reporter:
         is delayed until ``flush`` or a later report. Of very many that are delayed,
         every other one is left out.
         """
-        event = {"type": "epoch", "epoch": int(epoch), "metrics": numbers(metrics)}
-        if self._last_step is not None:
-            event["step"] = self._last_step
+        event = Epoch(int(epoch), self._last_step, numbers(metrics))
         self._epochs_held_back.append(event)
         now = self._clock()
         if now - self._epoch_sent < STEP_INTERVAL_S:
@@ -184,40 +150,24 @@ class Reporter:
             self.position = before
 
     def _say_totals(self) -> None:
-        if totals := list(self.totals()):
-            self._send({"type": "exchanges", "totals": totals})
-
-    def serving(self, counts: Mapping[str, float]) -> None:
-        """Report the statistics of a ps. The caller limits the rate."""
-        self._send({"type": "serving", **counts})
-
-    def server(self, port: int) -> None:
-        """Report a TensorFlow server, which the agent then guards."""
-        self._send({"type": "server", "port": port})
-
-    def waiting(self, waiting: Waiting) -> None:
-        """Report that the task has been waiting for other ranks for a long time."""
-        self._send({"type": "waiting", **waiting.as_event()})
+        if totals := tuple(self.totals()):
+            self.send(Exchanges(totals))
 
     def warning(self, text: str) -> None:
         """Report a warning, which is shown on the console."""
-        self._send({"type": "warning", "text": _cut(text)})
+        self.send(WarningMessage(_cut(text)))
 
     def note(self, text: str) -> None:
         """Report a note that affects no result; it is shown on the console."""
-        self._send({"type": "note", "text": _cut(text)})
+        self.send(Note(_cut(text)))
 
     def cold_start(self, text: str) -> None:
         """Report why the task starts again in a fresh interpreter, now and later."""
-        self._send({"type": "cold_start", "text": _cut(text)})
+        self.send(ColdStart(_cut(text)))
 
     def failure(self, cause: str) -> None:
         """Report one sentence that says why the task is about to exit."""
-        self._send({"type": "failure", "cause": _cut(cause)})
-
-    def trace(self, batch: Mapping[str, object]) -> None:
-        """Report the task's activities, as encoded by ``tracer.encoded``."""
-        self._send({"type": "trace", **batch})
+        self.send(Failure(_cut(cause)))
 
     def exchanged(self) -> None:
         """Report, once, that the task takes part in what all ranks compute.
@@ -226,7 +176,7 @@ class Reporter:
         """
         if not self.has_exchanged:
             self.has_exchanged = True
-            self._send({"type": "exchanged"}, always=True)
+            self.send(Exchanged(), always=True)
 
     def flush(self) -> None:
         """Report the last step and the epochs whose reports were delayed."""
@@ -250,13 +200,13 @@ class Reporter:
         """Report the last step, if its report was delayed; return whether it was."""
         held_back, self._step_held_back = self._step_held_back, None
         if held_back is not None:
-            self._send(held_back.as_event())
+            self.send(held_back())
         return held_back is not None
 
     def _flush_epochs(self) -> None:
         held_back, self._epochs_held_back = self._epochs_held_back, []
         for event in held_back:
-            self._send(event)
+            self.send(event)
 
     def on_waiting(self, ask: Callable[[], Waiting | None]) -> None:
         """Let another thread call ``ask`` when the agent requests stacks."""
@@ -292,7 +242,8 @@ class Reporter:
         if connection is not None:
             connection.close()
 
-    def _send(self, event: dict[str, object], *, always: bool = False) -> None:
+    def send(self, event: TaskEvent, *, always: bool = False) -> None:
+        """Send an event; it is lost if ``always`` is not set and too many wait."""
         with self._lock:
             if self._connection is None:
                 return
@@ -319,22 +270,18 @@ class Reporter:
             while data := connection.recv(4096):
                 for frame in frames.feed(data):
                     if frame["type"] == type_of(local.StacksMessage):
-                        self._send(self._stack())
+                        self.send(self._stack())
         except (OSError, WireError):
             return  # The agent is gone.
 
-    def _stack(self) -> dict[str, object]:
+    def _stack(self) -> Stack:
         text, waiting = stacks_text(_thread.get_ident()), None
         try:
             waiting = self._waiting and self._waiting()
         except Exception as error:
             # Requests come at any time, even during interpreter shutdown.
             text = f"(what it waits for is unknown: {error!r})\n{text}"
-        return {
-            "type": "stack",
-            "text": _cut(text),
-            "waiting": waiting.as_event() if waiting else None,
-        }
+        return Stack(_cut(text), waiting)
 
 
 _current: Reporter | None = None
@@ -406,6 +353,22 @@ def numbers(metrics: Mapping[str, object]) -> dict[str, float | None]:
             rounded if math.isfinite(rounded) else None
         )
     return rounded_by_name
+
+
+def _step(
+    step: int,
+    steps_per_s: float,
+    wait_share: float,
+    exchanged_bytes: int | None,
+    position: _Position,
+) -> Step:
+    try:
+        where = position()
+    except Exception:
+        # The program's metrics may be anything, and must not end it here.
+        where = None
+    rate, share = _finite(steps_per_s), _finite(wait_share)
+    return Step(int(step), rate, share, exchanged_bytes, where)
 
 
 def _finite(number: float) -> float | None:

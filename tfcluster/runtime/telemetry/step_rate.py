@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tfcluster.protocol.task_events import ExchangeTotal
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.tracer import Tracer
 
@@ -133,15 +134,10 @@ class StepRate:
         if self._tracer is not None:
             self._tracer.step(self._steps)
 
-    def _totals(self) -> list[dict[str, object]]:
-        """The exchanges that have taken the most time, for an event."""
+    def _totals(self) -> list[ExchangeTotal]:
+        """The exchanges that have taken the most time."""
         return [
-            {
-                "what": what,
-                "count": total.count,
-                "seconds": round(total.seconds, 3),
-                "bytes": total.bytes,
-            }
+            ExchangeTotal(what, total.count, round(total.seconds, 3), total.bytes)
             for what, total in self._exchanges.totals.longest(_MOST_TOTALS)
         ]
 

@@ -15,10 +15,11 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from tfcluster.protocol.task_events import Trace
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -64,7 +65,7 @@ class Tracer:
 
     def __init__(
         self,
-        say: Callable[[Mapping[str, object]], None],
+        say: Callable[[Trace], None],
         drain: Callable[[float], None] = lambda seconds: None,
         *,
         most_steps: int | None = None,
@@ -148,11 +149,10 @@ class Tracer:
             self.flush()
 
 
-def encoded(events: Sequence[TracedSpan]) -> dict[str, object]:
-    """A batch of at least one event, as JSON types; it needs no other batch.
+def encoded(events: Sequence[TracedSpan]) -> Trace:
+    """A batch of at least one event, which needs no other batch.
 
-    ``events`` is a string, which agent and launcher pass on without parsing it: a JSON
-    list of rows, whose times are in microseconds.
+    The text is a JSON list of rows, whose times are in microseconds.
     """
     names: dict[str, int] = {}
     base_us = int(events[0].began_s * 1e6)
@@ -172,13 +172,8 @@ def encoded(events: Sequence[TracedSpan]) -> dict[str, object]:
             words.append(names.setdefault(how, len(names)))
             words += [int(waited_s * 1e6), int(arrived_s * 1e6)]
         rows.append(words)
-    return {
-        "first": events[0].number,
-        "last": events[-1].number,
-        "base_us": base_us,
-        "names": list(names),
-        "events": json.dumps(rows, separators=(",", ":")),
-    }
+    text = json.dumps(rows, separators=(",", ":"))
+    return Trace(events[0].number, events[-1].number, base_us, tuple(names), text)
 
 
 @contextmanager
@@ -217,7 +212,7 @@ def _from_environment() -> Tracer | None:
     if not options.trace:
         return None
     channel = reporter()
-    tracer_of_run = Tracer(channel.trace, channel.drain, most_steps=options.trace_steps)
+    tracer_of_run = Tracer(channel.send, channel.drain, most_steps=options.trace_steps)
     atexit.register(tracer_of_run.finish)
     return tracer_of_run
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tfcluster.protocol.task_events import Waiting
 from tfcluster.runtime import process_group
 from tfcluster.runtime.errors import CollectiveTimeoutError, PeerLostError
-from tfcluster.runtime.telemetry.agent_channel import Waiting, reporter
+from tfcluster.runtime.telemetry.agent_channel import reporter
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -55,7 +56,7 @@ class WaitPolicy:
             )
         if self._warn_s is not None and waited_s >= self._warn_s:
             self._warn_s *= 2
-            reporter().waiting(Waiting(waited_s, self.what))
+            reporter().send(Waiting(waited_s, self.what))
             sys.stderr.write(f"tfcluster: {self.what}, for {waited_s:.0f} s now\n")
         self.pause(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

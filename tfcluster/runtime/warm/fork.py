@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.protocol.wire import Decoder, encode
+from tfcluster.base.light_dataclasses import Struct
+from tfcluster.protocol.frames import decoder, encode
+from tfcluster.protocol.wire import Decoder
 
 _FIRST_FREE_FD = 3
 
@@ -33,6 +35,23 @@ class ForkRequest:
     """Descriptor that stays open; TFCLUSTER_EVENTS gets its number."""
 
 
+class ForkMessage(Struct):
+    """Base class of what the new processes tell the parent."""
+
+
+class Pid(ForkMessage):
+    """The task's process exists."""
+
+    pid: int
+
+
+class Failed(ForkMessage):
+    cause: str
+
+
+_decode = decoder(ForkMessage)
+
+
 def fork_task(request: ForkRequest) -> int | None:
     """Fork twice; return the task's pid in the parent, and None in the task.
 
@@ -48,13 +67,13 @@ def fork_task(request: ForkRequest) -> int | None:
     os.close(writer)
     try:
         with os.fdopen(report, "rb") as stream:
-            messages = list(Decoder().feed(stream.read()))
+            messages = [*map(_decode, Decoder().feed(stream.read()))]
     finally:
         os.waitpid(middle, 0)
     for message in messages:
-        if message["type"] == "failed":
-            raise OSError(message["cause"])
-    return int(next(message["pid"] for message in messages if message["type"] == "pid"))
+        if isinstance(message, Failed):
+            raise OSError(message.cause)
+    return next(message.pid for message in messages if isinstance(message, Pid))
 
 
 def _fork_on(writer: int, request: ForkRequest) -> bool:
@@ -63,14 +82,14 @@ def _fork_on(writer: int, request: ForkRequest) -> bool:
     try:
         child = _fork()
         if child:
-            os.write(writer, encode({"type": "pid", "pid": child}))
+            os.write(writer, encode(Pid(child)))
             os._exit(0)
         # Wait for the middle process to end: it would still be the task's parent.
         os.close(middle_lives)
         os.read(middle_ended, 1)
         _become_task(request, keep=writer)
     except OSError as error:
-        os.write(writer, encode({"type": "failed", "cause": str(error)}))
+        os.write(writer, encode(Failed(str(error))))
         os._exit(1)
     os.close(writer)
     return True

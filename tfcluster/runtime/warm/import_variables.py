@@ -1,11 +1,14 @@
 """Which environment variables take effect only when Python starts or imports. Pure.
 
-A process that is forked after the imports cannot get other values for them.
+A process that is forked after the imports cannot get other values for them. If the
+program's source sets some, the task gets a fresh interpreter before the program has
+done anything. Variables that it sets in other ways are noticed when they are set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+import re
+from collections.abc import Container, Mapping
 
 READ_EARLY = (
     "PYTHON",
@@ -102,3 +105,26 @@ def concerns_imports(name: str, read: Container[str]) -> bool:
         return False
     more = name in _MORE_NAMES or name.startswith(_MORE_PREFIXES)
     return more or is_read_early(name)
+
+
+_IMPORT = re.compile(r"^(?:import|from) (?:tensorflow|keras|tf_keras)\b", re.MULTILINE)
+_SETTING = re.compile(
+    r"^[^#\n]*(?:environ(?P<always>\[)|environ\.setdefault\(|putenv\()"
+    r"""\s*["'](?P<name>\w+)["']\s*(?:\]\s*=(?!=)|,)\s*(?:["'](?P<value>.*?)["'])?""",
+    re.MULTILINE,
+)
+
+
+def variables_set(source: str, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables that ``source`` may set before its first import of TensorFlow.
+
+    A value is None if it is not a literal. Variables that ``environ`` has count only if
+    they are certainly set.
+    """
+    end = _IMPORT.search(source)
+    head = source[: end.start()] if end else source
+    return {
+        setting["name"]: setting["value"]
+        for setting in _SETTING.finditer(head)
+        if setting["always"] or setting["name"] not in environ
+    }

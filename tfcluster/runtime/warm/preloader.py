@@ -24,7 +24,6 @@ from tfcluster.protocol import local
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.wire import Decoder
 from tfcluster.runtime.scripts import program_kind
-from tfcluster.runtime.scripts.early_settings import variables_set
 from tfcluster.runtime.scripts.run_script import import_folder, parse
 from tfcluster.runtime.task import bootstrap
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -37,7 +36,7 @@ from tfcluster.runtime.warm.hidden_modules import (
     settings_file,
     shadowed_module,
 )
-from tfcluster.runtime.warm.import_variables import is_read_early
+from tfcluster.runtime.warm.import_variables import is_read_early, variables_set
 from tfcluster.runtime.warm.wrapper import below_wrapper
 
 _FDS_OF_A_FORK = 2

@@ -224,8 +224,7 @@ def find_program(name: str, env: Mapping[str, str]) -> str:
         if path := shutil.which(name, path=folder):
             return path
     raise StartError(
-        f"{name} is not found",
-        hint="put Grid Engine's programs on the PATH of the job",
+        f"{name} is not found", hint="put Grid Engine's programs on the PATH of the job"
     )
 
 

@@ -39,10 +39,7 @@ class SshChannel:
     """The streams of a remote program; ``hang_up`` closes the connection."""
 
     def __init__(
-        self,
-        python: str,
-        session: paramiko.Channel,
-        hang_up: Callable[[], None],
+        self, python: str, session: paramiko.Channel, hang_up: Callable[[], None]
     ) -> None:
         self._python = python
         self._session = session

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfcluster.plan.model import Strategy
+from tfcluster.protocol.task_events import Versions
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
@@ -47,13 +48,12 @@ def begin(context: Context) -> TrainingSession:
     """
     disable_autotune.install()
     SIGNALS.is_tracing = lambda: not tf.executing_eagerly()
-    reporter().versions(
-        {
-            "Python": platform.python_version(),
-            "TensorFlow": tf.__version__,
-            "Keras": keras.__version__,
-        }
-    )
+    versions = {
+        "Python": platform.python_version(),
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+    }
+    reporter().send(Versions(versions))
     options = context.options
     session = TrainingSession(
         _alone(context) if context.is_independent else process_group.join(context),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import keras
 
+from tfcluster.protocol.task_events import Position
 from tfcluster.runtime.files import private_files
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.training_session import TrainingSession
@@ -154,16 +155,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._steps = self._step or None
         self._reporter.epoch(epoch + 1, logs or {})
 
-    def _tfcluster_position(self) -> dict[str, object]:
-        """The keys of a ``step`` event; what is unknown is left out."""
+    def _tfcluster_position(self) -> Position:
         params = self.params or {}
-        position: dict[str, object] = {
-            "epoch": self._epoch,
-            "epochs": params.get("epochs"),
-            "epoch_step": self._step,
-            "epoch_steps": params.get("steps") or self._steps,
-            "metrics": numbers(self._logs),
-        }
-        return {
-            key: value for key, value in position.items() if value not in (None, {})
-        }
+        epochs, steps = params.get("epochs"), params.get("steps") or self._steps
+        return Position(self._epoch, epochs, self._step, steps, numbers(self._logs))
