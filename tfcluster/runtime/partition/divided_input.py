@@ -81,6 +81,21 @@ class DividedInputs:
         ends = weakref.ref(resource, lambda _: iterators.pop(key, None))
         iterators[key] = ends, parts
 
+    def begin(
+        self, inputs: Sequence[Tensor], fetched: Sequence[TakenElement] = ()
+    ) -> None:
+        """Let iterators among a function's inputs yield whole batches to it.
+
+        Without those from which all elements are ``fetched``.
+        """
+        if not self._iterators:
+            return
+        places = {fetch.iterator for fetch in fetched}
+        for place, tensor in enumerate(inputs):
+            entry = self._iterators.get(id(tensor))
+            if entry is not None and place not in places:
+                entry[1].begin_whole(tensor)
+
     def take(self, fetch: TakenElement, inputs: Sequence[Tensor]) -> TakenBatch:
         """Take an element of an iterator among a function's inputs.
 
@@ -145,7 +160,9 @@ class DividedPipeline:
         if self._dataset is None:
             self._dataset = self._parts()
         parts = PartIterator(self, tf_functions.iterator_over(self._dataset))
-        whole = tf_functions.iterator_over(self._whole_batches(parts.iterator))
+
+        spec = self._pipeline.whole.element_spec
+        whole = tf_functions.late_iterator(spec, parts.begin_whole)
         self._inputs.add(whole, parts)
         return whole
 
@@ -214,7 +231,7 @@ class DividedPipeline:
         batch: Sequence[Tensor] = self._whole_of(elements).get_single_element()
         return batch
 
-    def _whole_batches(self, parts: OwnedIterator) -> Dataset:
+    def whole_batches(self, parts: OwnedIterator) -> Dataset:
         """The whole batches of which an iterator yields parts and records.
 
         Only ops, since the functions would be traced again in each pass.
@@ -288,6 +305,19 @@ class PartIterator:
         self._pipeline = pipeline
         self._error: tf.errors.OpError | None = None
         self._differs = False
+        self._yields_whole = False
+
+    def begin_whole(self, resource: Tensor) -> None:
+        """Let the program's iterator with this resource yield whole batches.
+
+        Few are read so, and to begin one takes as long as to begin a pass.
+        """
+        if self._yields_whole:
+            return
+        self._yields_whole = True
+        whole = self._pipeline.whole_batches(self.iterator)
+        variant = tf.data.experimental.to_variant(whole)
+        tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
 
     def take(self) -> TakenBatch:
         """The next batch.

@@ -176,6 +176,7 @@ class Hook:
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
             self._refuse_tables(inputs, text)
+            self._divided_inputs.begin(inputs)
             return original(context, name, self.whole(inputs), outputs)
         with SIGNALS:
             result = self._call(original, context, name, text, inputs, outputs)
@@ -197,6 +198,8 @@ class Hook:
         try:
             programs = self._programs_of(text)
             values = [self._input(tensor) for tensor in inputs]
+            fetched = () if programs is None else programs.fetches
+            self._divided_inputs.begin(inputs, fetched)
             if programs is None:
                 tensors = self._gathered(values)
                 with self._tables.made_whole(tensors, text) as rest:
@@ -215,6 +218,7 @@ class Hook:
                 # The function itself does what does not wait for the batch. If that
                 # were an exchange, the end of the data would break it off.
                 rest = handed(programs.fetches, _wholes(taken), inputs)
+                self._divided_inputs.begin(rest)
                 values = [self._input(tensor) for tensor in rest]
                 whole = self._checked(programs.without_batches(values))
                 if whole.is_divided and whole.written and whole.written.exchanges:
