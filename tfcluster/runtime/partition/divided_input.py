@@ -217,7 +217,9 @@ class DividedPipeline:
             if isinstance(stage, ElementMap):
                 function = _function_of(stage, count, wrapped)
                 dataset = dataset.map(function, num_parallel_calls=stage.parallel_calls)
-                wrapped, count = None, stage.results
+                if wrapped is not None:
+                    wrapped, count = None, len(wrapped)
+                count += stage.results - stage.arguments
             else:
                 dataset = with_stage(stage, dataset)
         return dataset
@@ -385,7 +387,8 @@ def _function_of(
 ) -> Callable[..., Nest]:
     """The function for elements of ``count`` tensors that a record may follow.
 
-    Those that are ``wrapped`` are variants that hold tensors like these.
+    Among them are tensors that later functions draw. Those that are ``wrapped`` are
+    variants that hold tensors like these.
     """
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -395,7 +398,8 @@ def _function_of(
             tensors = tf.raw_ops.OptionalGetValue(
                 optional=tensors[0], **_kinds(wrapped)
             )
-        return (*stage.function(*tensors), *others)
+        own, later = tensors[: stage.arguments], tensors[stage.arguments :]
+        return (*stage.function(*own), *later, *others)
 
     mapped: Callable[..., Nest] = function
     return mapped
