@@ -121,9 +121,16 @@ PIPELINES: dict[str, Make] = {
         .map(lambda line, seed: numbers(line) + noise(seed))
         .batch(8)
     ),
-    "with random numbers": lambda: lines().map(augmented).batch(8),
+    "with random numbers": lambda: (
+        lines().map(image).prefetch(1).map(augmented).batch(8)
+    ),
     "with random numbers at several places": lambda: (
-        lines(20).map(augmented).skip(3).repeat(2).map(augmented_again).batch(8)
+        lines(20)
+        .map(lambda line: augmented(image(line)))
+        .skip(3)
+        .repeat(2)
+        .map(augmented_again)
+        .batch(8)
     ),
     "with random numbers, and of any shape": lambda: (
         lines()
@@ -152,13 +159,16 @@ def noisy(x: Any) -> Any:
     return x + tf.random.normal([], seed=3), tf.size(x)
 
 
-def augmented(line: Any) -> Any:
-    image = tf.reshape(numbers(line), [2, 2, 1])
-    image = tf.image.random_flip_left_right(image, seed=1)
-    image = tf.image.random_crop(image, [1, 2, 1], seed=2)
+def image(line: Any) -> Any:
+    return tf.reshape(numbers(line), [2, 2, 1])
+
+
+def augmented(pixels: Any) -> Any:
+    pixels = tf.image.random_flip_left_right(pixels, seed=1)
+    pixels = tf.image.random_crop(pixels, [1, 2, 1], seed=2)
     if tf.random.uniform([], seed=4) > 0.5:
-        image = -image
-    return noisy(image)
+        pixels = -pixels
+    return noisy(pixels)
 
 
 def augmented_again(x: Any, size: Any) -> Any:

@@ -207,7 +207,11 @@ def _walk(
             function = tf_functions.map_function_of(stage)
             assert function is not None
             captured += function.captured_inputs
-            drawing, element_map = _drawing_apart(stage, function)
+            try:
+                drawing, element_map = _drawing_apart(stage, function)
+            except (ValueError, TypeError) as error:
+                said = f"the function of map() cannot be rewritten: {error}"
+                raise _Undivided(said) from error
             stages.append(element_map)
             if drawing is not None:
                 source = source.map(_with_draws(drawing))
@@ -234,12 +238,9 @@ def _drawing_apart(
     if not drawn:
         return None, ElementMap(whole, count, results, parallel_calls)
     graph = whole.graph.as_graph_def()
-    of_draws = tf.compat.v1.graph_util.extract_sub_graph(
-        graph, [op.name for op in _draws(whole)]
-    )
 
     def drawing() -> list[Tensor]:
-        return _copied(of_draws, {}, drawn)
+        return _copied(graph, {}, drawn, only_needed=True)
 
     def rest(*tensors: Tensor) -> list[Tensor]:
         places = [tensor.name for tensor in (*own, *drawn, *closed_over)]
@@ -253,31 +254,51 @@ def _drawing_apart(
 
 
 def _copied(
-    graph: ProtocolBuffer, inputs: Mapping[str, Tensor], outputs: Sequence[Tensor]
+    graph: ProtocolBuffer,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[Tensor],
+    *,
+    only_needed: bool = False,
 ) -> list[Tensor]:
     """Outputs of a graph whose nodes are added to the current graph.
 
-    ``inputs`` take the places of tensors with these names.
+    ``inputs`` take the places of tensors with these names. Nodes that the outputs do
+    not need are added as well, such as assertions, unless ``only_needed``.
     """
     names = [tensor.name for tensor in outputs]
     needed = list(dict.fromkeys(name for name in names if name not in inputs))
-    replaced = {name.partition(":")[0] for name in inputs}
-    kept, texts = tf.compat.v1.GraphDef(library=graph.library), set()
-    kept.versions.CopyFrom(graph.versions)
-    for node in graph.node:
-        if node.name in replaced:
-            continue
-        copy = kept.node.add()
-        copy.CopyFrom(node)
-        # A number that is there already is nothing to wait for.
-        sources = [text for text in node.input if text.lstrip("^") not in replaced]
-        copy.input[:] = [t for t in node.input if t[0] != "^" or t in sources]
-        texts.update(copy.input)
+    replaced = set(map(_node_of, inputs))
+    nodes = {node.name: node for node in graph.node if node.name not in replaced}
+    todo = [_node_of(name) for name in needed] if only_needed else list(nodes)
+    kept: dict[str, ProtocolBuffer] = {}
+    while todo:
+        name = todo.pop()
+        if name not in kept and name in nodes:
+            copy = kept[name] = tf.compat.v1.NodeDef()
+            copy.CopyFrom(nodes[name])
+            # It may be that of a node that is replaced, and all run on the CPU.
+            copy.attr.pop("_class", None)
+            # What is there already need not be waited for.
+            copy.input[:] = [
+                text
+                for text in copy.input
+                if text[0] != "^" or _node_of(text) not in replaced
+            ]
+            todo += map(_node_of, copy.input)
+    texts = {text for node in kept.values() for text in node.input}
     used = {text if ":" in text else f"{text}:0" for text in texts}
+    definition = tf.compat.v1.GraphDef(
+        node=kept.values(), versions=graph.versions, library=graph.library
+    )
     mapped = {name: value for name, value in inputs.items() if name in used}
-    found = tf.graph_util.import_graph_def(kept, mapped, needed, name="copied")
+    found = tf.graph_util.import_graph_def(definition, mapped, needed, name="copied")
     values = {**inputs, **dict(zip(needed, found, strict=True))}
     return [tf.identity(values[name]) for name in names]
+
+
+def _node_of(text: str) -> str:
+    """The name of the node that a node's input refers to."""
+    return text.removeprefix("^").partition(":")[0]
 
 
 def _with_draws(drawing: ConcreteFunction) -> Callable[..., Nest]:

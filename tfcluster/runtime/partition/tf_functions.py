@@ -472,9 +472,9 @@ def iterator_over(dataset: Dataset) -> OwnedIterator:
 
 
 def late_iterator(spec: Nest, begin: Callable[[Tensor], None]) -> OwnedIterator:
-    """An iterator that ``begin`` begins, given its resource, before each read by Python.
+    """An iterator with an empty resource, for which Python calls ``begin`` to read.
 
-    Who passes it to a function that reads from it must call ``begin`` before.
+    Who passes it to a function that reads from it must call ``begin``, too.
     """
     import tensorflow as tf
 

@@ -116,6 +116,21 @@ def parts_taken(at_least):
     assert sum(taken) >= at_least, taken
 
 
+def case_divided_augmentation():
+    """Every rank draws random numbers for all elements, and uses those of its own."""
+
+    def augmented(line, label):
+        numbers, label = parsed(line, label)
+        turned = tf.image.random_flip_left_right(tf.reshape(numbers, [2, 3, 1]))
+        bright = tf.image.random_brightness(tf.image.random_flip_up_down(turned), 0.4)
+        return tf.reshape(bright, [6]), label
+
+    dataset = lines().shuffle(30).map(augmented).repeat(2).batch(16).prefetch(2)
+    model = compiled(classifier())
+    with parts_taken(8):
+        return results(model, model.fit(dataset, epochs=3, verbose=0))
+
+
 def case_divided_pipelines():
     """Each rank parses its own rows: in all methods, in epochs that end early."""
 
