@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.divided_input import (
+from tfcluster.runtime.partition.input_parts import (
     DividedInputs,
     DividedPipeline,
     PartIterator,
 )
-from tfcluster.runtime.partition.pipelines import BatchPipeline, divided
+from tfcluster.runtime.partition.input_pipelines import BatchPipeline, divided
 from tfcluster.runtime.partition.placement import Split
 from tfcluster.runtime.partition.taken_batches import TakenElement
 from tfcluster.runtime.tensor_types import Array

@@ -16,7 +16,6 @@ from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.divided_input import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
 from tfcluster.runtime.partition.functions import (
@@ -24,6 +23,7 @@ from tfcluster.runtime.partition.functions import (
     all_nodes,
     function_named,
 )
+from tfcluster.runtime.partition.input_parts import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import (
     ProgramInput,

@@ -99,7 +99,7 @@ def parts_taken(at_least):
     if RANKS == 1 or SHARDS:
         yield
         return
-    from tfcluster.runtime.partition.divided_input import PartIterator
+    from tfcluster.runtime.partition.input_parts import PartIterator
 
     taken, take = [], PartIterator.take
 

@@ -1,4 +1,4 @@
-"""Batches of which a rank computes its own rows only; see ``pipelines``.
+"""Batches of which a rank computes its own rows only; see ``input_pipelines``.
 
 The elements before the functions are batched, so the size of a batch is known, and a
 rank can go on with its own rows::
@@ -25,7 +25,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.pipelines import BatchPipeline, ElementMap, with_stage
+from tfcluster.runtime.partition.input_pipelines import (
+    BatchPipeline,
+    ElementMap,
+    with_stage,
+)
 from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.partition.programs import ProgramInput, RowPart
 from tfcluster.runtime.partition.taken_batches import TakenElement
