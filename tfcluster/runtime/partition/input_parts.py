@@ -143,7 +143,8 @@ class DividedPipeline:
         """Whether a batch of so many rows is divided: no rank may have more rows of a
         smaller last batch than of the others, since these are batched alike."""
         specs = tf.nest.flatten(pipeline.source.element_spec)
-        self._source, self._wrapped = pipeline.source, None
+        self._source = pipeline.source
+        self._wrapped: Sequence[tf.TensorSpec] | None = None
         if not all(spec.shape.is_fully_defined() for spec in specs):
             self._source, self._wrapped = pipeline.source.map(_wrapped), specs
         self._specs = [

@@ -363,7 +363,7 @@ def _function_of(dataset: Dataset) -> Function:
 
 
 def _draws(function: ConcreteFunction) -> list[Operation]:
-    operations: list[Operation] = function.graph.get_operations()
+    operations = function.graph.get_operations()
     return [op for op in operations if op.type in WITH_STATE]
 
 
