@@ -223,7 +223,8 @@ class DividedPipeline:
                 function = _function_of(stage, count, wrapped)
                 dataset = dataset.map(function, num_parallel_calls=stage.parallel_calls)
                 if wrapped is not None:
-                    wrapped, count = None, len(wrapped)
+                    count = len(wrapped)
+                    wrapped = None
                 count += stage.results - stage.arguments
             else:
                 dataset = with_stage(stage, dataset)
