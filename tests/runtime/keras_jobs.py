@@ -93,8 +93,8 @@ IN_TEST_ALL = {
     ],
     "inputs": [
         *("batches_of_one", "cached_in_files", "endless", "sources"),
-        *("divided_pipelines", "elements_that_differ", "whole_pipelines"),
-        "without_a_fixed_order",
+        *("divided_augmentation", "divided_pipelines", "elements_that_differ"),
+        *("whole_pipelines", "without_a_fixed_order"),
     ],
     "loops": [
         *("gan", "on_batch", "session_of_tensorflow_1", "tape_compiled_by_xla"),

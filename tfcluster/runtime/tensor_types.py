@@ -133,6 +133,7 @@ class Operation(Protocol):
     graph: Graph
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
+    control_inputs: Sequence[Operation]
     node_def: ProtocolBuffer
 
 
@@ -141,7 +142,11 @@ class Graph(Protocol):
 
     seed: int | None
 
+    def as_graph_def(self) -> ProtocolBuffer: ...
+
     def get_operation_by_name(self, name: str) -> Operation: ...
+
+    def get_operations(self) -> Sequence[Operation]: ...
 
     name: str
     """Only graphs of a ``tf.function`` have it."""
@@ -198,6 +203,10 @@ class ConcreteFunction(Protocol):
 
     name: bytes
     captured_inputs: Sequence[Tensor]
+    graph: Graph
+    inputs: Sequence[Tensor]
+    """Placeholders of the graph; last come those of ``captured_inputs``."""
+    outputs: Sequence[Tensor]
 
     def __call__(self, *args: Tensor) -> Sequence[Tensor]: ...
 

@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.divided_input import (
+from tfcluster.runtime.partition.input_parts import (
     DividedInputs,
     DividedPipeline,
     PartIterator,
 )
-from tfcluster.runtime.partition.pipelines import BatchPipeline, divided
+from tfcluster.runtime.partition.input_pipelines import BatchPipeline, divided
 from tfcluster.runtime.partition.placement import Split
 from tfcluster.runtime.partition.taken_batches import TakenElement
 from tfcluster.runtime.tensor_types import Array
@@ -121,6 +121,26 @@ PIPELINES: dict[str, Make] = {
         .map(lambda line, seed: numbers(line) + noise(seed))
         .batch(8)
     ),
+    "with random numbers": lambda: (
+        lines().map(image).prefetch(1).map(augmented).batch(8)
+    ),
+    "with random numbers at several places": lambda: (
+        lines(20)
+        .map(lambda line: augmented(image(line)))
+        .skip(3)
+        .repeat(2)
+        .map(augmented_again)
+        .batch(8)
+    ),
+    "with random numbers, and of any shape": lambda: (
+        lines()
+        .map(lambda line: tf.strings.split(line, ",")[: tf.strings.length(line)])
+        .filter(lambda words: tf.size(words) > 2)
+        .map(lambda words: noisy(tf.strings.to_number(words[:3])))
+        .repeat(2)
+        .map(augmented_again)
+        .batch(8)
+    ),
     "counted": lambda: (
         lines()
         .map(numbers)
@@ -133,6 +153,26 @@ PIPELINES: dict[str, Make] = {
 
 def noise(seed: Any) -> Any:
     return tf.random.stateless_normal([4], tf.stack([seed, 1]))
+
+
+def noisy(x: Any) -> Any:
+    return x + tf.random.normal([], seed=3), tf.size(x)
+
+
+def image(line: Any) -> Any:
+    return tf.reshape(numbers(line), [2, 2, 1])
+
+
+def augmented(pixels: Any) -> Any:
+    pixels = tf.image.random_flip_left_right(pixels, seed=1)
+    pixels = tf.image.random_crop(pixels, [1, 2, 1], seed=2)
+    if tf.random.uniform([], seed=4) > 0.5:
+        pixels = -pixels
+    return noisy(pixels)
+
+
+def augmented_again(x: Any, size: Any) -> Any:
+    return tf.image.random_brightness(x, 0.5, seed=5), size
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -243,8 +283,15 @@ def test_an_iterator_that_has_failed_yields_nothing_more() -> None:
 # --- what stays whole -----------------------------------------------------------------
 
 
-def drawing(line: Any) -> Any:
-    return numbers(line) + tf.random.normal([4])
+def drawing_in_a_branch(line: Any) -> Any:
+    if tf.strings.length(line) > 8:
+        return numbers(line) + tf.random.normal([4])
+    return numbers(line)
+
+
+def drawing_as_many_as_there_are(line: Any) -> Any:
+    noise = tf.random.normal(tf.shape(tf.strings.split(line, ",")))
+    return numbers(line) + tf.ensure_shape(noise, [4])
 
 
 def in_python(line: Any) -> Any:
@@ -268,8 +315,11 @@ def in_any_order() -> Dataset:
 
 
 WHOLE: dict[str, Make] = {
-    "draws random numbers from a state (RandomStandardNormal)": lambda: (
-        lines().map(drawing).batch(8)
+    "state (RandomStandardNormal) in a branch": lambda: (
+        lines().map(drawing_in_a_branch).batch(8)
+    ),
+    "(RandomStandardNormal) in a branch or a loop, or of a shape": lambda: (
+        lines().map(drawing_as_many_as_there_are).batch(8)
     ),
     "calls Python": lambda: lines().map(in_python).batch(8),
     "a variable": with_a_variable,

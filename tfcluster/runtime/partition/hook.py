@@ -16,7 +16,6 @@ from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.divided_input import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
 from tfcluster.runtime.partition.functions import (
@@ -24,6 +23,7 @@ from tfcluster.runtime.partition.functions import (
     all_nodes,
     function_named,
 )
+from tfcluster.runtime.partition.input_parts import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import (
     ProgramInput,
@@ -177,6 +177,7 @@ class Hook:
         if self._stands_aside():
             tensors = self.whole(inputs)
             self._refuse_divided(tensors, text)
+            self._divided_inputs.begin(inputs)
             return original(context, name, tensors, outputs)
         with SIGNALS:
             result = self._call(original, context, name, text, inputs, outputs)
@@ -198,6 +199,8 @@ class Hook:
         try:
             programs = self._programs_of(text)
             values = [self._input(tensor) for tensor in inputs]
+            fetched = () if programs is None else programs.fetches
+            self._divided_inputs.begin(inputs, fetched)
             if programs is None:
                 tensors = self._gathered(values)
                 with self._divided.made_whole(tensors, text) as rest:
@@ -216,6 +219,7 @@ class Hook:
                 # The function itself does what does not wait for the batch. If that
                 # were an exchange, the end of the data would break it off.
                 rest = handed(programs.fetches, _wholes(taken), inputs)
+                self._divided_inputs.begin(rest)
                 values = [self._input(tensor) for tensor in rest]
                 whole = self._checked(programs.without_batches(values))
                 if whole.is_divided and whole.written and whole.written.exchanges:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Dataset,
         DType,
         Graph,
+        Nest,
         Operation,
         ProtocolBuffer,
         Tensor,
@@ -95,6 +96,11 @@ NAMES = (
         "tensorflow.python.data.ops.iterator_ops.OwnedIterator._create_iterator",
         _PIPELINES,
         "_iterator_resource",
+    ),
+    *names(
+        "tensorflow.python.data.ops.iterator_ops.OwnedIterator",
+        _PIPELINES,
+        "_next_internal",
     ),
 )
 
@@ -463,6 +469,49 @@ def iterator_over(dataset: Dataset) -> OwnedIterator:
     iterator: Any = iter(dataset)
     owned: OwnedIterator = iterator
     return owned
+
+
+def late_iterator(spec: Nest, begin: Callable[[Tensor], None]) -> OwnedIterator:
+    """An iterator with an empty resource, for which Python calls ``begin`` to read.
+
+    Who passes it to a function that reads from it must call ``begin``, too.
+    """
+    import tensorflow as tf
+
+    tensors: list[tf.TensorSpec] = tf.nest.flatten(spec)
+    resource = tf.raw_ops.AnonymousIteratorV3(
+        output_types=[tensor.dtype for tensor in tensors],
+        output_shapes=[tensor.shape for tensor in tensors],
+    )
+    owned: OwnedIterator = _late_iterator_type()(resource, spec, begin)
+    return owned
+
+
+@functools.cache
+def _late_iterator_type() -> Any:
+    import tensorflow as tf
+    from tensorflow.python.data.ops import iterator_ops
+
+    class LateIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]  # untyped
+        def __init__(
+            self, resource: Tensor, spec: Nest, begin: Callable[[Tensor], None]
+        ) -> None:
+            super().__init__(components=[resource], element_spec=spec)
+            self._begin = begin
+
+        def _next_internal(self) -> Nest:
+            self._begin_in_python()
+            return super()._next_internal()
+
+        def get_next_as_optional(self) -> Any:
+            self._begin_in_python()
+            return super().get_next_as_optional()
+
+        def _begin_in_python(self) -> None:
+            if tf.executing_eagerly():
+                self._begin(self._iterator_resource)
+
+    return LateIterator
 
 
 def resource_of(iterator: Any) -> Tensor:

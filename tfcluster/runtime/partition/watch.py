@@ -20,7 +20,7 @@ from tfcluster.runtime.partition.explain import (
 )
 from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
-from tfcluster.runtime.partition.pipelines import NO_BATCHES, divided
+from tfcluster.runtime.partition.input_pipelines import NO_BATCHES, divided
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import ProgramInput, Programs, RankProgram
 from tfcluster.runtime.partition.taken_batches import TakenElement, handed

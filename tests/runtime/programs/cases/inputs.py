@@ -99,7 +99,7 @@ def parts_taken(at_least):
     if RANKS == 1 or SHARDS:
         yield
         return
-    from tfcluster.runtime.partition.divided_input import PartIterator
+    from tfcluster.runtime.partition.input_parts import PartIterator
 
     taken, take = [], PartIterator.take
 
@@ -114,6 +114,21 @@ def parts_taken(at_least):
     finally:
         PartIterator.take = take  # type: ignore[method-assign]
     assert sum(taken) >= at_least, taken
+
+
+def case_divided_augmentation():
+    """Every rank draws random numbers for all elements, and uses those of its own."""
+
+    def augmented(line, label):
+        numbers, label = parsed(line, label)
+        turned = tf.image.random_flip_left_right(tf.reshape(numbers, [2, 3, 1]))
+        bright = tf.image.random_brightness(tf.image.random_flip_up_down(turned), 0.4)
+        return tf.reshape(bright, [6]), label
+
+    dataset = lines().shuffle(30).map(augmented).repeat(2).batch(16).prefetch(2)
+    model = compiled(classifier())
+    with parts_taken(8):
+        return results(model, model.fit(dataset, epochs=3, verbose=0))
 
 
 def case_divided_pipelines():

@@ -36,9 +36,8 @@ from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, Optimi
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import DistributionStrategy, Model
-from tfcluster.runtime.partition import pipelines, tf_functions
+from tfcluster.runtime.partition import input_pipelines, tf_functions
 from tfcluster.runtime.partition.agreement import Agreement, joined
-from tfcluster.runtime.partition.divided_input import DividedInputs, DividedPipeline
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import (
     Exchanger,
@@ -46,6 +45,7 @@ from tfcluster.runtime.partition.exchange import (
 )
 from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook, Running
+from tfcluster.runtime.partition.input_parts import DividedInputs, DividedPipeline
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
@@ -112,7 +112,7 @@ def install(
     def divide_input(dataset: Dataset) -> Dataset:
         if is_paused() or threading.current_thread() is not threading.main_thread():
             return dataset
-        pipeline = pipelines.divided(dataset, ranks.size)
+        pipeline = input_pipelines.divided(dataset, ranks.size)
         if isinstance(pipeline, str):
             return dataset
         (split,) = ranks.splits

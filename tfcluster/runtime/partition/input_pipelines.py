@@ -5,14 +5,16 @@ a rank applies them to the elements of its own rows. All that comes before is co
 whole by every rank, so that order and random numbers are those of one machine.
 
 A function may be divided if what it returns depends on the element alone. Then it does
-not matter either whether elements are left out or repeated before or after it.
+not matter either whether elements are left out or repeated before or after it. Random
+numbers that it draws from a state are drawn by every rank for all elements, which they
+become a part of; the rest of the function is divided.
 """
 
 from __future__ import annotations
 
 import gc
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +32,13 @@ from tfcluster.runtime.partition.functions import (
     function_named,
 )
 from tfcluster.runtime.partition.graph import elements_of
-from tfcluster.runtime.partition.rules.random import is_draw
+from tfcluster.runtime.partition.rules.random import WITH_STATE, is_draw
 from tfcluster.runtime.tensor_types import (
     Array,
     ConcreteFunction,
     Dataset,
+    Nest,
+    Operation,
     ProtocolBuffer,
     Tensor,
 )
@@ -53,6 +57,8 @@ class ElementMap:
     """A ``map`` that is divided. Its function gets and returns flat tensors."""
 
     function: ConcreteFunction
+    arguments: int
+    """How many tensors it gets: those of an element, then those that it draws."""
     results: int
     """How many tensors it returns."""
     parallel_calls: int | None
@@ -65,7 +71,10 @@ class BatchPipeline:
     whole: Dataset
     """The dataset itself."""
     source: Dataset
-    """What every rank reads whole: the elements before the divided functions."""
+    """What every rank reads whole: the elements before the divided functions.
+
+    After their own tensors follow those that the functions draw, in order.
+    """
     maps: Sequence[ElementMap | Dataset]
     """The divided functions, in order. Among them are datasets that prefetch."""
     batch_size: int
@@ -126,7 +135,7 @@ def _divided(whole: Dataset, ranks: int) -> BatchPipeline:
     (elements,) = tf_internals.inputs_of(batch)
     if any(spec.dtype == tf.string for spec in _specs(elements, "batches")):
         raise _Undivided("its batches hold strings")
-    source, stages, functions = _walk(elements)
+    source, stages, functions, captured = _walk(elements)
     return BatchPipeline(
         whole=whole,
         source=source,
@@ -135,7 +144,7 @@ def _divided(whole: Dataset, ranks: int) -> BatchPipeline:
         drops_remainder=drops_remainder,
         parallel_batches=tf_functions.parallel_calls_of(batch),
         batch_stages=batch_stages[::-1],
-        digest=_digest(functions, _captured(stages)),
+        digest=_digest(functions, captured),
         reads_files=any(
             node.op == "ReadFile" for function in functions for node in _ops(function)
         ),
@@ -159,51 +168,146 @@ def _why_batches_are_whole(stage: Dataset) -> str:
 
 def _walk(
     elements: Dataset,
-) -> tuple[Dataset, list[ElementMap | Dataset], list[Function]]:
-    """The source, the stages between it and ``elements``, and the maps' functions.
+) -> tuple[Dataset, list[ElementMap | Dataset], list[Function], list[Tensor]]:
+    """The source, the stages between it and ``elements``; what the maps depend on.
 
-    Functions are in the opposite order. Stages that count are part of the source.
+    That is their functions, and the tensors that these have captured.
     """
-    stages: list[ElementMap | Dataset] = []
-    counts: list[Dataset] = []
-    functions: list[Function] = []
-    # Only what follows a map is taken from the source.
-    dataset, source, in_source, in_stages = elements, elements, 0, 0
+    between: list[Dataset] = []
+    """The stages that follow the first divided map, and that map, the last one first.
+    """
+    functions: dict[Dataset, Function] = {}
+    dataset, source, length = elements, elements, 0
     reason = None
     while len(inputs := tf_internals.inputs_of(dataset)) == 1:
         kind = tf_internals.kind_of(dataset)
         if kind in _MAPS:
             try:
-                functions.append(_function_of(dataset))
+                functions[dataset] = _function_of(dataset)
             except _Undivided as undivided:
                 reason = str(undivided)
                 break
-            stages.append(_element_map(dataset))
-        elif kind == "Prefetch":
-            stages.append(dataset)
-        elif kind in _COUNTS:
-            counts.append(dataset)
-        elif kind != "Options":
+        elif kind not in _COUNTS and kind not in _TRANSPARENT:
             if not functions:
                 reason = f"{kind.lower()}(...) comes between map() and batch()"
             break
+        if kind != "Options":
+            between.append(dataset)
         (dataset,) = inputs
         if kind in _MAPS:
-            source, in_source, in_stages = dataset, len(counts), len(stages)
-    if not any(map(_is_costly, functions)):
+            source, length = dataset, len(between)
+    if not any(map(_is_costly, functions.values())):
         too_little = "too little is computed before batch() to be worth it"
         raise _Undivided(reason or too_little)
     _specs(source, "elements before map()")
-    for stage in reversed(counts[:in_source]):
-        source = with_stage(stage, source)
-    return source, stages[:in_stages][::-1], functions
+    stages: list[ElementMap | Dataset] = []
+    captured: list[Tensor] = []
+    for stage in reversed(between[:length]):
+        if stage in functions:
+            function = tf_functions.map_function_of(stage)
+            assert function is not None
+            captured += function.captured_inputs
+            try:
+                drawing, element_map = _drawing_apart(stage, function)
+            except (ValueError, TypeError) as error:
+                said = f"the function of map() cannot be rewritten: {error}"
+                raise _Undivided(said) from error
+            stages.append(element_map)
+            if drawing is not None:
+                source = source.map(_with_draws(drawing))
+        elif tf_internals.kind_of(stage) == "Prefetch":
+            stages.append(stage)
+        else:
+            source = with_stage(stage, source)
+    return source, stages, list(functions.values()), captured
 
 
-def _element_map(dataset: Dataset) -> ElementMap:
-    function = tf_functions.map_function_of(dataset)
-    assert function is not None
+def _drawing_apart(
+    dataset: Dataset, whole: ConcreteFunction
+) -> tuple[ConcreteFunction | None, ElementMap]:
+    """What the function of a ``map`` draws from states, and the rest of it.
+
+    The same ops with the same seeds draw the same numbers in another function.
+    """
     results = len(tf.nest.flatten(dataset.element_spec))
-    return ElementMap(function, results, tf_functions.parallel_calls_of(dataset))
+    parallel_calls = tf_functions.parallel_calls_of(dataset)
+    drawn = [tensor for op in _draws(whole) for tensor in op.outputs]
+    captured = whole.captured_inputs
+    count = len(whole.inputs) - len(captured)
+    own, closed_over = whole.inputs[:count], whole.inputs[count:]
+    if not drawn:
+        return None, ElementMap(whole, count, results, parallel_calls)
+    graph = whole.graph.as_graph_def()
+
+    def drawing() -> list[Tensor]:
+        return _copied(graph, {}, drawn, only_needed=True)
+
+    def rest(*tensors: Tensor) -> list[Tensor]:
+        places = [tensor.name for tensor in (*own, *drawn, *closed_over)]
+        inputs = dict(zip(places, [*tensors, *captured], strict=True))
+        return _copied(graph, inputs, whole.outputs)
+
+    specs = [tf.TensorSpec.from_tensor(tensor) for tensor in (*own, *drawn)]
+    alone = tf.function(drawing, autograph=False).get_concrete_function()
+    without = tf.function(rest, autograph=False).get_concrete_function(*specs)
+    return alone, ElementMap(without, len(specs), results, parallel_calls)
+
+
+def _copied(
+    graph: ProtocolBuffer,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[Tensor],
+    *,
+    only_needed: bool = False,
+) -> list[Tensor]:
+    """Outputs of a graph whose nodes are added to the current graph.
+
+    ``inputs`` take the places of tensors with these names. Nodes that the outputs do
+    not need are added as well, such as assertions, unless ``only_needed``.
+    """
+    names = [tensor.name for tensor in outputs]
+    needed = list(dict.fromkeys(name for name in names if name not in inputs))
+    replaced = set(map(_node_of, inputs))
+    nodes = {node.name: node for node in graph.node if node.name not in replaced}
+    todo = [_node_of(name) for name in needed] if only_needed else list(nodes)
+    kept: dict[str, ProtocolBuffer] = {}
+    while todo:
+        name = todo.pop()
+        if name not in kept and name in nodes:
+            copy = kept[name] = tf.compat.v1.NodeDef()
+            copy.CopyFrom(nodes[name])
+            # It may be that of a node that is replaced, and all run on the CPU.
+            copy.attr.pop("_class", None)
+            # What is there already need not be waited for.
+            copy.input[:] = [
+                text
+                for text in copy.input
+                if text[0] != "^" or _node_of(text) not in replaced
+            ]
+            todo += map(_node_of, copy.input)
+    texts = {text for node in kept.values() for text in node.input}
+    used = {text if ":" in text else f"{text}:0" for text in texts}
+    definition = tf.compat.v1.GraphDef(
+        node=kept.values(), versions=graph.versions, library=graph.library
+    )
+    mapped = {name: value for name, value in inputs.items() if name in used}
+    found = tf.graph_util.import_graph_def(definition, mapped, needed, name="copied")
+    values = {**inputs, **dict(zip(needed, found, strict=True))}
+    return [tf.identity(values[name]) for name in names]
+
+
+def _node_of(text: str) -> str:
+    """The name of the node that a node's input refers to."""
+    return text.removeprefix("^").partition(":")[0]
+
+
+def _with_draws(drawing: ConcreteFunction) -> Callable[..., Nest]:
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def with_draws(*element: Nest) -> Nest:
+        return (*tf.nest.flatten(element), *drawing())
+
+    function: Callable[..., Nest] = with_draws
+    return function
 
 
 def _specs(dataset: Dataset, what: str) -> Sequence[tf.TensorSpec]:
@@ -243,7 +347,10 @@ def _function_of(dataset: Dataset) -> Function:
     function = None if concrete is None else function_named(concrete.name.decode())
     if concrete is None or function is None:
         raise _Undivided("the function of map() cannot be read")
+    draws_alike = _draws_alike(concrete, function)
     for node in _ops(function):
+        if node.op in WITH_STATE and draws_alike:
+            continue
         if (reason := _why_unsafe(node.op)) is not None:
             raise _Undivided(f"the function of map() {reason}")
     if any(tensor.dtype == tf.variant for tensor in concrete.captured_inputs):
@@ -253,6 +360,29 @@ def _function_of(dataset: Dataset) -> Function:
     if any(id(handle) not in tables for handle in handles):
         raise _Undivided("the function of map() reads a variable or a mutable table")
     return function
+
+
+def _draws(function: ConcreteFunction) -> list[Operation]:
+    operations = function.graph.get_operations()
+    return [op for op in operations if op.type in WITH_STATE]
+
+
+def _draws_alike(concrete: ConcreteFunction, function: Function) -> bool:
+    """Whether a function draws the same numbers whatever the element is."""
+    todo = _draws(concrete)
+    if len(todo) != sum(node.op in WITH_STATE for node in _ops(function)):
+        return False
+    seen = set(todo)
+    while todo:
+        op = todo.pop()
+        if op.type == "Placeholder" or not (
+            op.type in WITH_STATE or _why_unsafe(op.type) is None
+        ):
+            return False
+        sources = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - seen
+        seen |= sources
+        todo += sources
+    return True
 
 
 def _why_unsafe(op_type: str) -> str | None:
@@ -268,8 +398,9 @@ def _why_unsafe(op_type: str) -> str | None:
         return None
     if is_draw(op_type) or op_type.startswith("Random"):
         return (
-            f"draws random numbers from a state ({op_type}): use tf.random.stateless_* "
-            "or tf.image.stateless_*, with seeds from the dataset"
+            f"draws random numbers from a state ({op_type}) in a branch or a loop, or "
+            "of a shape that depends on the element: draw them before, or use "
+            "tf.random.stateless_* or tf.image.stateless_*, with seeds from the dataset"
         )
     if "Variable" in op_type or op_type.startswith(("Rng", "VarHandle")):
         return f"uses a variable ({op_type})"
@@ -307,7 +438,7 @@ _SMALL = 1 << 14
 
 def _is_costly(function: Function) -> bool:
     """Whether to call a function for fewer elements is worth dividing the pipeline."""
-    if any(node.op not in _CHEAP for node in _ops(function)):
+    if any(node.op not in _CHEAP | WITH_STATE for node in _ops(function)):
         return True
     shapes = [
         tf.TensorShape(shape)
@@ -322,15 +453,6 @@ def _is_costly(function: Function) -> bool:
 
 
 # --- what the ranks must have in common -----------------------------------------------
-
-
-def _captured(stages: Sequence[ElementMap | Dataset]) -> list[Tensor]:
-    return [
-        tensor
-        for stage in stages
-        if isinstance(stage, ElementMap)
-        for tensor in stage.function.captured_inputs
-    ]
 
 
 def _digest(functions: Sequence[Function], captured: Sequence[Tensor]) -> int:

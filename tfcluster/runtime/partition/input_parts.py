@@ -1,4 +1,4 @@
-"""Batches of which a rank computes its own rows only; see ``pipelines``.
+"""Batches of which a rank computes its own rows only; see ``input_pipelines``.
 
 The elements before the functions are batched, so the size of a batch is known, and a
 rank can go on with its own rows::
@@ -25,7 +25,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.pipelines import BatchPipeline, ElementMap, with_stage
+from tfcluster.runtime.partition.input_pipelines import (
+    BatchPipeline,
+    ElementMap,
+    with_stage,
+)
 from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.partition.programs import ProgramInput, RowPart
 from tfcluster.runtime.partition.taken_batches import TakenElement
@@ -81,6 +85,21 @@ class DividedInputs:
         ends = weakref.ref(resource, lambda _: iterators.pop(key, None))
         iterators[key] = ends, parts
 
+    def begin(
+        self, inputs: Sequence[Tensor], fetched: Sequence[TakenElement] = ()
+    ) -> None:
+        """Let iterators among a function's inputs yield whole batches to it.
+
+        Without those from which all elements are ``fetched``.
+        """
+        if not self._iterators:
+            return
+        places = {fetch.iterator for fetch in fetched}
+        for place, tensor in enumerate(inputs):
+            entry = self._iterators.get(id(tensor))
+            if entry is not None and place not in places:
+                entry[1].begin_whole(tensor)
+
     def take(self, fetch: TakenElement, inputs: Sequence[Tensor]) -> TakenBatch:
         """Take an element of an iterator among a function's inputs.
 
@@ -124,7 +143,8 @@ class DividedPipeline:
         """Whether a batch of so many rows is divided: no rank may have more rows of a
         smaller last batch than of the others, since these are batched alike."""
         specs = tf.nest.flatten(pipeline.source.element_spec)
-        self._source, self._wrapped = pipeline.source, None
+        self._source = pipeline.source
+        self._wrapped: Sequence[tf.TensorSpec] | None = None
         if not all(spec.shape.is_fully_defined() for spec in specs):
             self._source, self._wrapped = pipeline.source.map(_wrapped), specs
         self._specs = [
@@ -145,7 +165,9 @@ class DividedPipeline:
         if self._dataset is None:
             self._dataset = self._parts()
         parts = PartIterator(self, tf_functions.iterator_over(self._dataset))
-        whole = tf_functions.iterator_over(self._whole_batches(parts.iterator))
+
+        spec = self._pipeline.whole.element_spec
+        whole = tf_functions.late_iterator(spec, parts.begin_whole)
         self._inputs.add(whole, parts)
         return whole
 
@@ -200,7 +222,10 @@ class DividedPipeline:
             if isinstance(stage, ElementMap):
                 function = _function_of(stage, count, wrapped)
                 dataset = dataset.map(function, num_parallel_calls=stage.parallel_calls)
-                wrapped, count = None, stage.results
+                if wrapped is not None:
+                    count = len(wrapped)
+                    wrapped = None
+                count += stage.results - stage.arguments
             else:
                 dataset = with_stage(stage, dataset)
         return dataset
@@ -214,7 +239,7 @@ class DividedPipeline:
         batch: Sequence[Tensor] = self._whole_of(elements).get_single_element()
         return batch
 
-    def _whole_batches(self, parts: OwnedIterator) -> Dataset:
+    def whole_batches(self, parts: OwnedIterator) -> Dataset:
         """The whole batches of which an iterator yields parts and records.
 
         Only ops, since the functions would be traced again in each pass.
@@ -288,6 +313,19 @@ class PartIterator:
         self._pipeline = pipeline
         self._error: tf.errors.OpError | None = None
         self._differs = False
+        self._yields_whole = False
+
+    def begin_whole(self, resource: Tensor) -> None:
+        """Let the program's iterator with this resource yield whole batches.
+
+        Few are read so, and to begin one takes as long as to begin a pass.
+        """
+        if self._yields_whole:
+            return
+        self._yields_whole = True
+        whole = self._pipeline.whole_batches(self.iterator)
+        variant = tf.data.experimental.to_variant(whole)
+        tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
 
     def take(self) -> TakenBatch:
         """The next batch.
@@ -355,7 +393,8 @@ def _function_of(
 ) -> Callable[..., Nest]:
     """The function for elements of ``count`` tensors that a record may follow.
 
-    Those that are ``wrapped`` are variants that hold tensors like these.
+    Among them are tensors that later functions draw. Those that are ``wrapped`` are
+    variants that hold tensors like these.
     """
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -365,7 +404,8 @@ def _function_of(
             tensors = tf.raw_ops.OptionalGetValue(
                 optional=tensors[0], **_kinds(wrapped)
             )
-        return (*stage.function(*tensors), *others)
+        own, later = tensors[: stage.arguments], tensors[stage.arguments :]
+        return (*stage.function(*own), *later, *others)
 
     mapped: Callable[..., Nest] = function
     return mapped
