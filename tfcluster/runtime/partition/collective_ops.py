@@ -168,7 +168,7 @@ class OpsExchanger:
 def _item(index: int, request: ExchangeRequest) -> _Item | None:
     """The request as the ops carry it; None if they do not support it."""
     dtype, shape = request.ref.dtype, request.shape
-    if shape is None:
+    if shape is None or request.is_routed:
         return None
     sizes = tuple(size for size in shape if size is not None)
     if len(sizes) < len(shape) or 0 in sizes:

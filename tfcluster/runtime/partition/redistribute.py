@@ -370,7 +370,7 @@ class Redistribution:
         return self._cast(places[0], tf.int32)
 
     def _local_shape(self, request: ExchangeRequest) -> Shape | None:
-        if request.shape is None:
+        if request.shape is None or isinstance(request.result, ByOwner):
             return None
         return self._splits[0].local_shape(request.shape, request.result)
 

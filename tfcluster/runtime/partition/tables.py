@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,17 @@ class DividedTable:
         """The size of the whole variable."""
         return math.prod(self.shape) * int(self.dtype.size)
 
-    def chunks(self) -> Iterator[tuple[int, int]]:
-        """The first row and the end of each chunk of all rows."""
+    def chunks(
+        self, first: int = 0, end: int | None = None, nbytes: int = CHUNK_BYTES
+    ) -> Iterator[tuple[int, int]]:
+        """The bounds of rows, in chunks of about this size.
+
+        They are the same for all rows and for some, but for the first and the last.
+        """
         rows = self.shape[0]
-        step = max(1, CHUNK_BYTES * rows // max(self.nbytes, 1))
-        for first in range(0, rows, step):
-            yield first, min(first + step, rows)
+        step = max(1, nbytes * rows // max(self.nbytes, 1))
+        end = rows if end is None else end
+        return pairwise([first, *range(first - first % step + step, end, step), end])
 
 
 class Tables:
@@ -118,27 +124,33 @@ class Tables:
         All ranks must call this, unless they ``serve``. Raises what ``Group.exchange``
         raises.
         """
-        if self._is_leading:
-            self._send([table.number, first, end])
-        return self._gathered(table, first, end)
+        rows = np.empty((end - first, *table.shape[1:]), table.dtype.as_numpy_dtype)
+        for start, stop in table.chunks(first, end):
+            if self._is_leading:
+                self._send([table.number, start, stop])
+            rows[start - first : stop - first] = self._gathered(table, start, stop)
+        return rows
 
     def value(self, table: DividedTable) -> Array:
         """The whole value, as ``rows``."""
-        whole = np.empty(table.shape, table.dtype.as_numpy_dtype)
-        for first, end in table.chunks():
-            whole[first:end] = self.rows(table, first, end)
-        return whole
+        return self.rows(table, 0, table.shape[0])
 
-    def assign(self, table: DividedTable, rows_of: Callable[[int, int], Any]) -> None:
+    def assign(
+        self,
+        table: DividedTable,
+        rows_of: Callable[[int, int], Any],
+        nbytes: int = CHUNK_BYTES,
+    ) -> None:
         """Set this process's rows to what ``rows_of`` returns for a first and an end.
 
-        No rank waits for another.
+        It is called for chunks of about this size. No rank waits for another.
         """
         for split, piece in zip(self.ranks.splits, table.pieces, strict=True):
             first = split.first(table.shape[0])
-            for begin, end in _parts(table, split.count(table.shape[0])):
-                rows = tf.cast(rows_of(first + begin, first + end), table.dtype)
-                set_rows(piece, begin, rows)
+            end = first + split.count(table.shape[0])
+            for start, stop in table.chunks(first, end, nbytes):
+                rows = tf.cast(rows_of(start, stop), table.dtype)
+                set_rows(piece, start - first, rows)
             read_in_place(piece)
 
     def _gathered(self, table: DividedTable, first: int, end: int) -> Array:
@@ -261,12 +273,6 @@ def read_in_place(variable: Any) -> None:
 def _rows_of(value: Tensor, first: int, end: int) -> Tensor:
     rows: Tensor = value[first:end]
     return rows
-
-
-def _parts(table: DividedTable, count: int) -> Iterator[tuple[int, int]]:
-    step = max(1, CHUNK_BYTES * table.shape[0] // max(table.nbytes, 1))
-    for begin in range(0, count, step):
-        yield begin, min(begin + step, count)
 
 
 class EagerTables:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import new_variable
+from tfcluster.runtime.keras.train.divided_checkpoints import DividedCheckpoints
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.initial_rows import RowMaker
 from tfcluster.runtime.partition.placement import Split
@@ -55,11 +56,13 @@ class DividedWeights:
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process."""
         eager = EagerTables(self._tables)
+        checkpoints = DividedCheckpoints(self._tables, self._table_of)
         tf_patches.TABLE.install(
             {
                 tf_patches.VARIABLE_READ: eager.read,
                 tf_patches.VARIABLE_GATHER: eager.gather,
                 tf_patches.VARIABLE_ASSIGN: eager.assign,
+                tf_patches.CHECKPOINT_SAVER: checkpoints.without_tables,
                 **{
                     patch: partial(eager.update, patch.attribute)
                     for patch in tf_patches.VARIABLE_UPDATES
