@@ -17,9 +17,9 @@ from tests.runtime.partition.installed import installed
 from tests.runtime.partition.simulated import SIZES
 from tfcluster.runtime.keras.train import divided_weights
 from tfcluster.runtime.keras.train.divided_weights import DividedWeights
+from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import Ranks
-from tfcluster.runtime.partition.tables import Tables
 from tfcluster.runtime.tensor_types import Array, Tensor
 
 ROWS, WIDTH, BATCH = 23, 4, 16
@@ -32,20 +32,20 @@ class _Simulation:
     """The tables of the ranks that are being simulated."""
 
     def __init__(self) -> None:
-        self.tables = Tables(Ranks(1, (0,)))
+        self.tables = DividedVariables(Ranks(1, (0,)))
         self.warned: list[str] = []
 
     @contextmanager
     def of(self, size: int) -> Iterator[Hook]:
         ranks = Ranks(size, tuple(range(size)))
-        self.tables = Tables(ranks, warn=self.warned.append)
+        self.tables = DividedVariables(ranks, warn=self.warned.append)
         # The last handlers count.
         DividedWeights(self.tables, LIMIT, warn=self.warned.append).install()
         try:
-            with installed(Hook(ranks, strict=True, tables=self.tables)) as hook:
+            with installed(Hook(ranks, strict=True, variables=self.tables)) as hook:
                 yield hook
         finally:
-            DividedWeights(Tables(Ranks(1, (0,))), 1 << 60).install()
+            DividedWeights(DividedVariables(Ranks(1, (0,))), 1 << 60).install()
 
 
 @pytest.fixture

@@ -69,8 +69,8 @@ def held_bytes(optimizer):
         own = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
         total += np.asarray(own).nbytes
         for divided in gc.get_objects():
-            if type(divided) is DividedVariables and divided.is_divided(handle):
-                total += np.asarray(divided.piece(handle)).nbytes
+            if type(divided) is DividedVariables and (own := divided.of(handle)):
+                total += np.asarray(own.pieces[0]).nbytes
     return total
 
 

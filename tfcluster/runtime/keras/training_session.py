@@ -20,7 +20,7 @@ from tfcluster.runtime.telemetry.step_rate import ExchangeTotals, StepRate
 from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
 
 if TYPE_CHECKING:  # It imports TensorFlow.
-    from tfcluster.runtime.partition.tables import Tables
+    from tfcluster.runtime.partition.divided_variables import DividedVariables
 
 
 class OptimizerNames:
@@ -64,7 +64,7 @@ class TrainingSession:
     """The optimizers' names in messages and on ps tasks, equal on all ranks."""
     servers: ParameterServerClient | None = None
     """The connection to the ps tasks, if there is one."""
-    tables: Tables | None = None
+    tables: DividedVariables | None = None
     """The weights that are divided by rows, if any may be."""
     settle: Callable[[str], None] = lambda what: None
     """Makes the weights equal on all ranks before they are used."""

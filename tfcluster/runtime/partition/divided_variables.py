@@ -1,183 +1,299 @@
-"""Variables of which each rank holds a piece, between the programs that use it.
+"""The variables of which every rank holds its rows, and no others.
 
-While a variable is divided, its own buffer is empty, and a variable of ours holds the
-piece. A program that divides it gets our variable in its place. Whatever else uses the
-variable finds it whole: all ranks then gather it at this point, as they all execute the
-same script.
+A divided variable has a ``tf.Variable`` by which the script names it, and which holds
+no rows, and a piece for each rank of this process: a ``tf.Variable`` with the rank's
+rows. Programs get the handles of the pieces. What else may use the variable is in
+``tables`` and ``slots``; any other use gets an error from TensorFlow.
 """
 
 from __future__ import annotations
 
-import threading
+import json
+import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
-from tfcluster.runtime.collective import CollectiveError, Group, Signature, tensor_words
-from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.collective import Group, Signature
+from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.partition.host_rows import gathered
-from tfcluster.runtime.partition.placement import (
-    REPLICATE,
-    Placement,
-    Shape,
-    Shard,
-    Split,
-)
-from tfcluster.runtime.tensor_types import Tensor, Variable
+from tfcluster.runtime.partition.placement import Ranks, Shard
+from tfcluster.runtime.tensor_types import Array, DType, Tensor
+
+CHUNK_BYTES = 4 << 20
+"""Rows are made, sent and saved in chunks of about this size."""
+_CHIEF = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """This rank's piece of a variable."""
+@dataclass(eq=False)
+class DividedVariable:
+    """A divided variable."""
 
     name: str
-    """The variable's name, equal on all ranks."""
+    """Equal on all ranks."""
+    shape: tuple[int, ...]
     shard: Shard
-    shape: Shape
-    """The shape of the whole variable."""
-    variable: Variable
-    """A variable of ours, which holds the piece."""
-    owner: weakref.ref[Tensor]
-    """The variable's handle."""
+    """Its rows are successive entries of one dimension."""
+    pieces: Sequence[Any]
+    """The ``tf.Variable`` of each rank of this process."""
+    number: int
+    """How many there were before it. Equal on all ranks."""
+    is_slot: bool
+    """Whether it becomes whole when it is used; see ``slots``."""
+
+    @property
+    def dtype(self) -> DType:
+        dtype: DType = self.pieces[0].dtype
+        return dtype
+
+    @property
+    def handles(self) -> list[Tensor]:
+        """The handles of the pieces."""
+        return [piece.handle for piece in self.pieces]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the whole variable."""
+        return math.prod(self.shape) * int(self.dtype.size)
+
+    def chunks(
+        self, first: int = 0, end: int | None = None, nbytes: int = CHUNK_BYTES
+    ) -> Iterator[tuple[int, int]]:
+        """The bounds of rows, in chunks of about this size.
+
+        They are the same for all rows and for some, but for the first and the last.
+        """
+        rows = self.shard.rows
+        step = max(1, nbytes * rows // max(self.nbytes, 1))
+        end = rows if end is None else end
+        return pairwise([first, *range(first - first % step + step, end, step), end])
 
 
 class DividedVariables:
-    """The variables that are divided now; every rank has the same ones.
+    """The divided variables of this process, by their handles.
 
-    Variables are known by their handles: scalars of dtype ``tf.resource``.
+    Every rank has the same ones. ``group`` connects the processes; None if this process
+    has all ranks. ``warn`` is called on all ranks with a text.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        group: Group | None = None,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.ranks = ranks
         self._group = group
-        self._pieces: dict[int, _Piece] = {}
-        """By the ``id`` of the variables' handles."""
-        self._in_use = False
+        self._warn = warn
+        self._entries: dict[int, tuple[weakref.ref[Tensor], DividedVariable]] = {}
+        """By the ``id`` of a handle, with a reference that ends the entry."""
+        self._count = 0
+        self._is_leading = False
 
-    def placement(self, handle: Tensor) -> Placement:
-        """What this rank holds of a variable."""
-        piece = self._pieces.get(id(handle))
-        return REPLICATE if piece is None else piece.shard
+    def of(self, handle: Tensor) -> DividedVariable | None:
+        """The divided variable with this handle, if it is one."""
+        entry = self._entries.get(id(handle))
+        return None if entry is None else entry[1]
 
     def is_divided(self, handle: Tensor) -> bool:
-        """Whether this rank holds only a piece of a variable."""
-        return id(handle) in self._pieces
+        """Whether each rank holds only its rows of the variable with this handle."""
+        return id(handle) in self._entries
 
-    def piece(self, handle: Tensor) -> Variable:
-        """The variable that holds this rank's piece. Raises KeyError if it is whole."""
-        return self._pieces[id(handle)].variable
+    def has_shape(self, shape: Sequence[int]) -> bool:
+        """Whether a divided variable has this shape."""
+        return any(each.shape == tuple(shape) for each in self._all())
 
-    def divide(self, handle: Tensor, shard: Shard, name: str) -> None:
-        """Keep only this rank's piece of a whole variable.
+    def slots(self) -> list[Tensor]:
+        """The handles of those that become whole when they are used."""
+        slots = [ref() for ref, each in self._entries.values() if each.is_slot]
+        return [handle for handle in slots if handle is not None]
 
-        Exchanges nothing. ``name`` is equal on all ranks.
+    def add(
+        self,
+        name: str,
+        handle: Tensor,
+        shape: Sequence[int],
+        shard: Shard,
+        pieces: Sequence[Any],
+        *,
+        is_slot: bool = False,
+    ) -> DividedVariable:
+        """Note that the variable with this handle is divided into these pieces.
+
+        All ranks must call this in the same order.
         """
-        spec = tf_functions.variable_spec(handle)
-        assert spec is not None
-        dtype, shape = spec
-        split = Split(self._group.rank, self._group.size)
-        begin, size = [0] * len(shape), [-1] * len(shape)
-        begin[shard.dim] = split.first(shard.rows)
-        size[shard.dim] = split.count(shard.rows)
-        with tf.device(handle.device):
-            whole = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-            # Not an alias of the whole buffer, which it would keep alive.
-            own = tf.slice(whole, begin, size)
-            variable = tf_internals.plain_variable(
-                _no_creator, initial_value=own, trainable=False
-            )
-            empty = tf.zeros([0, *shape[1:]], dtype)
-            tf.raw_ops.AssignVariableOp(resource=handle, value=empty)
-        key, pieces = id(handle), self._pieces
-        owner = weakref.ref(handle, lambda _: pieces.pop(key, None))
-        pieces[key] = _Piece(name, shard, shape, variable, owner)
+        number, self._count = self._count, self._count + 1
+        divided = DividedVariable(name, tuple(shape), shard, pieces, number, is_slot)
+        key, entries = id(handle), self._entries
+        entries[key] = weakref.ref(handle, lambda _: entries.pop(key, None)), divided
+        return divided
 
-    def make_whole(self, handles: Sequence[Tensor] | None = None) -> None:
-        """Gather these variables, or all; those that are whole stay so.
+    def remove(self, handle: Tensor) -> None:
+        """Note that the variable is whole again."""
+        del self._entries[id(handle)]
 
-        All ranks must call this, with the same variables in the same order. Raises
-        CollectiveError if this is not the main thread, or if a program is using the
-        pieces; and what ``Group.exchange`` raises.
+    def _all(self) -> list[DividedVariable]:
+        return [each for _, each in list(self._entries.values())]
+
+    # --- rows -------------------------------------------------------------------------
+
+    def rows(self, divided: DividedVariable, first: int, end: int) -> Array:
+        """These rows of a divided variable.
+
+        All ranks must call this, unless they ``serve``. Raises what ``Group.exchange``
+        raises.
         """
-        if handles is None:
-            owners = [piece.owner() for piece in self._pieces.values()]
-            handles = [handle for handle in owners if handle is not None]
-        divided = [handle for handle in handles if self.is_divided(handle)]
-        if not divided:
-            return
-        pieces = [self._pieces[id(handle)] for handle in divided]
-        self._require_main_thread(pieces[0].name)
-        words = tuple(
-            tensor_words(piece.name, piece.variable.dtype.name, piece.shape)
-            for piece in pieces
-        )
-        with self._group.exchange(Signature("gather of variables", words)) as call:
-            for handle, piece in zip(divided, pieces, strict=True):
-                own = np.asarray(piece.variable)
-                whole = gathered(call.transport, own, piece.shard)
-                with tf.device(handle.device):
-                    value = tf.constant(whole)
-                    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-                del self._pieces[id(handle)]
+        dim, sizes = divided.shard.dim, list(divided.shape)
+        sizes[dim] = end - first
+        result = np.empty(sizes, divided.dtype.as_numpy_dtype)
+        by_rows = np.moveaxis(result, dim, 0)
+        for start, stop in divided.chunks(first, end):
+            if self._is_leading:
+                self._send([divided.number, start, stop])
+            rows = self._gathered(divided, start, stop)
+            by_rows[start - first : stop - first] = np.moveaxis(rows, dim, 0)
+        return result
+
+    def value(self, divided: DividedVariable) -> Array:
+        """The whole value, as ``rows``."""
+        return self.rows(divided, 0, divided.shard.rows)
+
+    def assign(
+        self,
+        divided: DividedVariable,
+        rows_of: Callable[[int, int], Any],
+        nbytes: int = CHUNK_BYTES,
+    ) -> None:
+        """Set this process's rows to what ``rows_of`` returns for a first and an end.
+
+        It is called for chunks of about this size. No rank waits for another.
+        """
+        shard = divided.shard
+        for split, piece in zip(self.ranks.splits, divided.pieces, strict=True):
+            first = split.first(shard.rows)
+            end = first + split.count(shard.rows)
+            for start, stop in divided.chunks(first, end, nbytes):
+                rows = tf.cast(rows_of(start, stop), divided.dtype)
+                set_rows(piece, start - first, rows, shard.dim)
+            read_in_place(piece)
+
+    def _gathered(self, divided: DividedVariable, first: int, end: int) -> Array:
+        dim, parts = divided.shard.dim, []
+        for split, piece in zip(self.ranks.splits, divided.pieces, strict=True):
+            own = split.first(divided.shard.rows)
+            count = split.count(divided.shard.rows)
+            begin, stop = (min(max(at - own, 0), count) for at in (first, end))
+            read_in_place(piece)
+            value = tf.raw_ops.ReadVariableOp(resource=piece.handle, dtype=piece.dtype)
+            parts.append(np.asarray(rows_of(value, begin, stop, dim)))
+        part = np.concatenate(parts, dim) if len(parts) > 1 else parts[0]
+        if self._group is None or not self.ranks.exchanges:
+            return part
+        with self._group.exchange(Signature(f"rows of {divided.name}")) as call:
+            return gathered(call.transport, part, Shard(dim, end - first))
+
+    # --- one rank reads ---------------------------------------------------------------
 
     @contextmanager
-    def held_as(
-        self,
-        tensors: Sequence[Tensor],
-        shards: Mapping[int, Shard],
-        names: Callable[[], Mapping[int, str]],
-    ) -> Iterator[list[Tensor]]:
-        """A context in which a program runs: variables are divided as it wants them.
+    def leading(self) -> Iterator[None]:
+        """A context in which the chief alone may read rows, as when it saves a model.
 
-        Returns its inputs: those in the places that ``shards`` has are variables to be
-        divided, and replaced by the pieces; all others become whole. ``names`` returns
-        the variables' names, by place. All ranks must call this. Raises what
-        ``make_whole`` raises.
+        All others must call ``serve``.
         """
-        self.make_whole(
-            [
-                tensor
-                for place, tensor in enumerate(tensors)
-                if self.placement(tensor) not in (REPLICATE, shards.get(place))
-            ]
-        )
-        inputs = list(tensors)
-        for place, shard in shards.items():
-            if not self.is_divided(tensors[place]):
-                self.divide(tensors[place], shard, names()[place])
-            inputs[place] = self._pieces[id(tensors[place])].variable.handle
-        before, self._in_use = self._in_use, True
-        try:
-            yield inputs
-        finally:
-            self._in_use = before
-
-    def handle(self, original: Callable[[Any], Tensor], variable: Any) -> Tensor:
-        """The handle of a variable that the script is about to use: it is whole then.
-
-        ``original`` returns it. While a function is traced nothing is gathered. Raises
-        what ``make_whole`` raises.
-        """
-        handle = original(variable)
-        if self._pieces and self.is_divided(handle) and tf.executing_eagerly():
-            self.make_whole([handle])
-        return handle
-
-    def _require_main_thread(self, name: str) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and not self._in_use:
+        if not self._count or not self.ranks.exchanges:
+            yield
             return
-        raise CollectiveError(
-            f"{name} is used in another thread, or by a host function in a training "
-            "step, while each rank holds a piece of it (runtime.shard_optimizer). Use "
-            "it in the main thread, between two steps, or remove shard_optimizer"
+        self._is_leading = True
+        try:
+            yield
+        finally:
+            self._is_leading = False
+            self._send(None)
+
+    def serve(self) -> None:
+        """Give the chief the rows that it reads, until its ``leading`` ends."""
+        while self._count and self.ranks.exchanges:
+            wanted = self._send(None)
+            if wanted is None:
+                return
+            number, first, end = wanted
+            chosen = next(each for each in self._all() if each.number == number)
+            self._gathered(chosen, first, end)
+
+    def _send(self, wanted: list[int] | None) -> list[int] | None:
+        """What the chief sends to all."""
+        assert self._group is not None
+        signature = Signature("rows that the chief reads")
+        data = broadcast_bytes(
+            self._group, json.dumps(wanted).encode(), _CHIEF, signature
         )
+        received: list[int] | None = json.loads(data)
+        return received
+
+    # --- what needs whole variables ---------------------------------------------------
+
+    def note_whole(self, function: str, ops: Sequence[str]) -> None:
+        """Warn that a function makes whole divided variables for these ops."""
+        if ops:
+            self._warn(
+                f"{function} needs all rows of weights that are divided, so each rank "
+                f"makes them whole in each call, for the ops {', '.join(ops[:3])}"
+            )
+
+    @contextmanager
+    def made_whole(
+        self, inputs: Sequence[Tensor], function: str
+    ) -> Iterator[list[Tensor]]:
+        """The inputs of a function that needs whole variables, and may change them.
+
+        All ranks must call this.
+        """
+        found = {i: each for i, h in enumerate(inputs) if (each := self.of(h))}
+        wholes: dict[int, Any] = {}
+        tensors = list(inputs)
+        for place, divided in found.items():
+            self._warn(
+                f"{function} cannot be divided, so each rank makes all rows of "
+                f"{divided.name} for it ({divided.nbytes / 1e6:.0f} MB)"
+            )
+            wholes[place] = tf.Variable(self.value(divided), trainable=False)
+            tensors[place] = wholes[place].handle
+        yield tensors
+        for place, whole in wholes.items():
+            self.assign(found[place], partial(rows_of, whole.value()))
 
 
-def _no_creator(**_: object) -> None:
-    """The next creator of a variable, which is not called."""
+def rows_of(value: Tensor, first: int, end: int, dim: int = 0) -> Tensor:
+    """Rows of a tensor, in new memory."""
+    rank = len(tuple(value.shape))
+    begin, size = [0] * rank, [-1] * rank
+    begin[dim], size[dim] = first, end - first
+    rows: Tensor = tf.slice(value, begin, size)
+    return rows
+
+
+def set_rows(variable: Any, first: int, rows: Tensor, dim: int = 0) -> None:
+    """Set rows of a ``tf.Variable`` from ``first`` on, in its memory."""
+    # To write ``variable[first:end].assign`` would read it, and so copy all of it.
+    all_of_these = (1 << dim) - 1
+    tf.raw_ops.ResourceStridedSliceAssign(
+        ref=variable.handle,
+        begin=[0] * dim + [first],
+        end=[0] * dim + [first + int(rows.shape[dim])],
+        strides=[1] * (dim + 1),
+        value=rows,
+        begin_mask=all_of_these,
+        end_mask=all_of_these,
+    )
+
+
+def read_in_place(variable: Any) -> None:
+    """Let reads return the memory of a variable of which some rows were read or set."""
+    tf.raw_ops.DisableCopyOnRead(resource=variable.handle)

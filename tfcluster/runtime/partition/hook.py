@@ -34,8 +34,8 @@ from tfcluster.runtime.partition.programs import (
 )
 from tfcluster.runtime.partition.rewrite import Written
 from tfcluster.runtime.partition.script_lines import line_of
+from tfcluster.runtime.partition.slots import Slots
 from tfcluster.runtime.partition.table_lookups import made_whole
-from tfcluster.runtime.partition.tables import Tables
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
 from tfcluster.runtime.signals import SIGNALS
@@ -97,8 +97,8 @@ class Hook:
     Only calls by the main thread are divided, and none from within a program: so all
     ranks divide the same calls. While ``is_paused()`` nothing is divided, since other
     ranks may not be calling the function. ``ran`` is called after each program. With
-    ``alone``, functions that train compute this rank's rows and exchange nothing. With
-    ``divided``, ranks hold pieces of the optimizers' variables.
+    ``alone``, functions that train compute this rank's rows and exchange nothing. Of
+    ``variables``, ranks have their rows only; with ``slots``, also of the optimizers'.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class Hook:
         divided_inputs: DividedInputs | None = None,
         variable_names: VariableNames = dict,
         alone: Alone | None = None,
-        tables: Tables | None = None,
-        divided: DividedVariables | None = None,
+        variables: DividedVariables | None = None,
+        slots: Slots | None = None,
     ) -> None:
-        self._divided = divided
+        self._slots = slots
         self._alone = alone
-        self._tables = Tables(ranks) if tables is None else tables
+        self._divided = DividedVariables(ranks) if variables is None else variables
         self._own_rows = None if alone is None else OwnRows(ranks.splits[0])
         self._ranks = ranks
         self._new_exchanger = new_exchanger
@@ -175,8 +175,9 @@ class Hook:
         """See ``Call``."""
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
-            self._refuse_tables(inputs, text)
-            return original(context, name, self.whole(inputs), outputs)
+            tensors = self.whole(inputs)
+            self._refuse_divided(tensors, text)
+            return original(context, name, tensors, outputs)
         with SIGNALS:
             result = self._call(original, context, name, text, inputs, outputs)
             if self._alone is not None:
@@ -199,7 +200,7 @@ class Hook:
             values = [self._input(tensor) for tensor in inputs]
             if programs is None:
                 tensors = self._gathered(values)
-                with self._tables.made_whole(tensors, text) as rest:
+                with self._divided.made_whole(tensors, text) as rest:
                     return original(context, name, rest, outputs)
             taken: list[TakenBatch] = []
             ended: tf.errors.OutOfRangeError | None = None
@@ -226,7 +227,7 @@ class Hook:
                 tensors = self._gathered(values)
                 own, batches = tensors[: len(inputs)], tensors[len(inputs) :]
                 rest = handed(programs.fetches, batches, own)
-                with self._tables.made_whole(rest, program.label) as rest:
+                with self._divided.made_whole(rest, program.label) as rest:
                     return original(context, name, rest, outputs)
             running: AbstractContextManager[None] = nullcontext()
             if program.written is not None:
@@ -245,16 +246,20 @@ class Hook:
         self, program: RankProgram, programs: Programs, values: Sequence[ProgramInput]
     ) -> Iterator[list[Tensor]]:
         """The inputs, with the pieces of variables that the program gets."""
-        tensors = [tensor for value in values for tensor in value.tensors]
-        if self._divided is None:
-            yield tensors
+        if self._slots is None:
+            yield [tensor for value in values for tensor in value.tensors]
             return
 
         def names() -> dict[int, str]:
             return {v.place: v.name for v in programs.variables(values)}
 
-        with self._divided.held_as(tensors, program.variables, names) as held:
-            yield held
+        tensors = [value.tensor for value in values]
+        with self._slots.held_as(tensors, program.variables, names) as held:
+            yield [
+                tensor
+                for place, value in enumerate(values)
+                for tensor in held.get(place, value.tensors)
+            ]
 
     @contextmanager
     def _as_one(self, programs: Programs, inputs: Sequence[Tensor]) -> Iterator[None]:
@@ -339,7 +344,9 @@ class Hook:
         return None if entry is None else entry[1]
 
     def _input(self, tensor: Tensor) -> ProgramInput:
-        return ProgramInput(tensor, self.part_of(tensor), self._tables.of(tensor))
+        divided = self._divided.of(tensor)
+        stays = divided is not None and not divided.is_slot
+        return ProgramInput(tensor, self.part_of(tensor), divided if stays else None)
 
     def _note_part(self, tensor: Tensor, part: RowPart) -> None:
         key, parts = id(tensor), self._parts
@@ -380,13 +387,13 @@ class Hook:
                 tensors[place] = tensor
         return tensors
 
-    def _refuse_tables(self, inputs: Sequence[Tensor], name: str) -> None:
-        """Raise CollectiveError if a call that is not divided needs a table."""
+    def _refuse_divided(self, inputs: Sequence[Tensor], name: str) -> None:
+        """Raise CollectiveError if a call that is not divided needs all rows."""
         for tensor in inputs:
-            table = self._tables.of(tensor)
-            if table is not None:
+            divided = self._divided.of(tensor)
+            if divided is not None:
                 raise CollectiveError(
-                    f"{name} uses {table.name}, of which each rank has its own rows, "
+                    f"{name} uses {divided.name}, of which each rank has its own rows, "
                     "where the ranks cannot exchange any: in a thread, within another "
                     "function, or while a model is saved. Call it in the program's "
                     "main thread, or raise runtime.shard_tables"
@@ -394,8 +401,8 @@ class Hook:
 
     def _make_whole(self, inputs: Sequence[Tensor]) -> None:
         """Gather the variables among the inputs of which ranks hold pieces."""
-        if self._divided is not None:
-            self._divided.make_whole(inputs)
+        if self._slots is not None:
+            self._slots.make_whole(inputs)
 
     # --- programs ---------------------------------------------------------------------
 
@@ -486,7 +493,7 @@ class Hook:
             self._variable_names,
             self._visible(function),
             self._own_rows,
-            self._divided is not None,
+            self._slots is not None,
         )
 
     def _visible(self, function: Function) -> int | None:
@@ -518,7 +525,7 @@ class Hook:
             program.is_noted = True
             self.programs.append(program)
             if program.placed is not None:
-                self._tables.note_whole(program.label, made_whole(program.placed))
+                self._divided.note_whole(program.label, made_whole(program.placed))
             if program.error is not None:
                 reason = f"{program.label} is computed whole: {program.error}"
                 sys.stderr.write(f"tfcluster: {reason}\n")

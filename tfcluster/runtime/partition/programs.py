@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.divided_variables import DividedVariable
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows, is_in_order
 from tfcluster.runtime.partition.functions import Function, op_types
@@ -30,7 +31,6 @@ from tfcluster.runtime.partition.rules.random import WITH_STATE, is_stateful_dra
 from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.table_lookups import gather_from_handles
-from tfcluster.runtime.partition.tables import DividedTable
 from tfcluster.runtime.partition.taken_batches import Taken, TakenElement, fetches_of
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.variable_placements import VariableShards, candidates
@@ -62,7 +62,7 @@ class ProgramInput:
 
     tensor: Tensor
     part: RowPart | None = None
-    table: DividedTable | None = None
+    table: DividedVariable | None = None
     """The divided variable to which the tensor, a handle, refers."""
 
     @property
@@ -228,12 +228,7 @@ class Programs:
             own = inputs[: len(self.function.arguments)]
             tensors = [value.tensor for value in own]
             names = self._variable_names()
-            divided = {i for i, value in enumerate(own) if value.table is not None}
-            variables = self._variables = [
-                variable
-                for variable in watched(self._names, tensors, names)
-                if variable.place not in divided
-            ]
+            variables = self._variables = watched(self._names, tensors, names)
         return variables
 
     def batch_places(self, inputs: Sequence[ProgramInput]) -> list[int]:

@@ -49,7 +49,7 @@ from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
-from tfcluster.runtime.partition.tables import Tables
+from tfcluster.runtime.partition.slots import Slots
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -72,23 +72,20 @@ def install(
     only has what it last read of them.
     """
     group = session.group
-    divided = DividedVariables(group) if options.shard_optimizer else None
-    agreement = Agreement(
-        group,
-        session.warn,
-        (lambda handle: False) if divided is None else divided.is_divided,
-    )
-    group.last_state = agreement.variables.last_state
-    group.last_equal = agreement.variables.last_equal
     count = options.shards
     whole_work = WholeWork(session.warn)
     steps = OptimizerSteps(session)
-    gradients = EagerGradients(session, agreement, steps)
     if count is None:
         ranks = Ranks(session.group.size, (session.group.rank,))
     else:
         compute_alike(count, session.group.size)
         ranks = ranks_of(count, session.group.rank, session.group.size)
+    divided = DividedVariables(ranks, group, session.warn)
+    slots = Slots(divided) if options.shard_optimizer else None
+    agreement = Agreement(group, session.warn, divided.is_divided)
+    group.last_state = agreement.variables.last_state
+    group.last_equal = agreement.variables.last_equal
+    gradients = EagerGradients(session, agreement, steps)
 
     def ran(program: RankProgram) -> None:
         whole_work.ran(program)
@@ -136,15 +133,14 @@ def install(
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
         new_exchanger, running = runs.exchanger, runs.running
-    tables = Tables(ranks, group, session.warn)
     if options.shard_tables is not None and ranks.size > 1:
         DividedWeights(
-            tables,
+            divided,
             options.shard_tables,
             undivided=partial(session.once, "initializing"),
             warn=session.warn,
         ).install()
-        session.tables = tables
+        session.tables = divided
     hook: Hook | None = None
     if ranks.size > 1:
         hook = Hook(
@@ -160,17 +156,17 @@ def install(
             together=failures.together,
             divided_inputs=divided_inputs,
             variable_names=variable_paths,
-            tables=tables,
-            divided=divided,
+            variables=divided,
+            slots=slots,
         )
         tf_patches.TABLE.install(
             {tf_patches.CALL_FUNCTION: hook.call, tf_patches.FLAT_CALL: hook.flat_call}
         )
     else:
         tf_patches.TABLE.install({tf_patches.CALL_FUNCTION: steps.after_call})
-    if divided is not None:
-        session.settle = lambda what: divided.make_whole()
-        tf_patches.TABLE.install({tf_patches.VARIABLE_HANDLE: divided.handle})
+    if slots is not None:
+        session.settle = lambda what: slots.make_whole()
+        tf_patches.TABLE.install({tf_patches.VARIABLE_HANDLE: slots.handle})
     tf_patches.TABLE.install({tf_patches.TAPE_GRADIENT: reduced.gradients})
     eager = {
         patches.OPTIMIZER_APPLY: gradients.apply,
@@ -182,13 +178,7 @@ def install(
 
     def begin(model: Model) -> None:
         agreement.variables.renew()
-        variables = [
-            variable
-            for variable in variables_of(model, with_optimizer=not is_served)
-            # Nobody has touched the others since a program has divided them.
-            if (divided is None or not divided.is_divided(variable.handle))
-            and tables.of(variable.handle) is None
-        ]
+        variables = variables_of(model, with_optimizer=not is_served)
         if variables:
             agreement.on("variables at the beginning of fit", (), variables)
 

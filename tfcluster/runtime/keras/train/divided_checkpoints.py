@@ -13,7 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.partition.tables import DividedTable, Tables
+from tfcluster.runtime.partition.divided_variables import (
+    DividedVariable,
+    DividedVariables,
+)
 from tfcluster.runtime.tensor_types import Tensor
 
 _NAME = "tfcluster_rows"
@@ -28,7 +31,9 @@ class DividedCheckpoints:
     """
 
     def __init__(
-        self, tables: Tables, table_of: Callable[[Any], DividedTable | None]
+        self,
+        tables: DividedVariables,
+        table_of: Callable[[Any], DividedVariable | None],
     ) -> None:
         self._tables = tables
         self._table_of = table_of
@@ -45,7 +50,7 @@ class DividedCheckpoints:
 
         ``tensors`` are what each object saves, by the keys in the checkpoint.
         """
-        divided: dict[str, DividedTable] = {}
+        divided: dict[str, DividedVariable] = {}
         others = type(tensors)()
         for saved, of_object in tensors.items():
             table = self._table_of(saved)
@@ -61,7 +66,9 @@ class DividedCheckpoints:
             )
             tf_internals.add_saver(saver, _NAME, save, restore)
 
-    def _save(self, divided: Mapping[str, DividedTable], path: Tensor) -> list[Tensor]:
+    def _save(
+        self, divided: Mapping[str, DividedVariable], path: Tensor
+    ) -> list[Tensor]:
         """Write all rows; returns the prefixes of the files, which are then merged."""
         prefix = tf.compat.as_str(path.numpy()).removesuffix(f"-{_NAME}")
         written: list[str] = []
@@ -76,7 +83,7 @@ class DividedCheckpoints:
                 )
         return list(map(tf.constant, written))
 
-    def _restore(self, divided: Mapping[str, DividedTable], prefix: Tensor) -> None:
+    def _restore(self, divided: Mapping[str, DividedVariable], prefix: Tensor) -> None:
         """Read this process's rows, by the slices that were saved.
 
         TensorFlow reads a slice as a whole, so of a weight that was saved as a whole
@@ -90,7 +97,7 @@ class DividedCheckpoints:
 
 
 def _stored(
-    prefix: Tensor, key: str, table: DividedTable, first: int, end: int
+    prefix: Tensor, key: str, table: DividedVariable, first: int, end: int
 ) -> Tensor:
     """Rows in a checkpoint. Raises a ``tf.errors.OpError`` if it has others."""
     (rows,) = tf.raw_ops.RestoreV2(
@@ -102,7 +109,7 @@ def _stored(
     return rows
 
 
-def _slice(table: DividedTable, first: int, end: int) -> str:
+def _slice(table: DividedVariable, first: int, end: int) -> str:
     """Rows of a variable as TensorFlow's checkpoints name them."""
     others = ["-"] * (len(table.shape) - 1)
     sizes = " ".join(map(str, table.shape))

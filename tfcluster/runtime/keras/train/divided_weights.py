@@ -20,16 +20,16 @@ from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.keras.train.divided_checkpoints import DividedCheckpoints
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.initial_rows import RowMaker
-from tfcluster.runtime.partition.placement import Split
-from tfcluster.runtime.partition.tables import (
+from tfcluster.runtime.partition.divided_variables import (
     CHUNK_BYTES,
-    DividedTable,
-    EagerTables,
-    Tables,
+    DividedVariable,
+    DividedVariables,
     read_in_place,
     set_rows,
 )
+from tfcluster.runtime.partition.initial_rows import RowMaker
+from tfcluster.runtime.partition.placement import Shard, Split
+from tfcluster.runtime.partition.tables import EagerTables
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 
@@ -42,7 +42,7 @@ class DividedWeights:
 
     def __init__(
         self,
-        tables: Tables,
+        tables: DividedVariables,
         limit: int,
         *,
         undivided: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -112,7 +112,8 @@ class DividedWeights:
         with tf.variable_creator_scope(tf_internals.plain_variable):
             own = internals.initialize(variable, tf.zeros((0, *shape[1:]), dtype))
         tf_functions.set_shape(own, shape)
-        self._tables.add(variable.path, own.handle, shape, pieces)
+        shard = Shard(0, shape[0])
+        self._tables.add(variable.path, own.handle, shape, shard, pieces)
 
     def _divides(self, shape: tuple[int, ...], dtype: DType) -> bool:
         return (
@@ -219,7 +220,7 @@ class DividedWeights:
     def _divided(self, variables: Iterable[Any]) -> bool:
         return any(self._table_of(variable) is not None for variable in variables)
 
-    def _table_of(self, value: Any) -> DividedTable | None:
+    def _table_of(self, value: Any) -> DividedVariable | None:
         if isinstance(value, keras.Variable):
             value = value.value
         is_variable = isinstance(value, tf.Variable)
