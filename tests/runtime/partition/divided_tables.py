@@ -38,14 +38,14 @@ class _Simulation:
     @contextmanager
     def of(self, size: int) -> Iterator[Hook]:
         ranks = Ranks(size, tuple(range(size)))
-        self.tables = DividedVariables(ranks, warn=self.warned.append)
+        self.tables = DividedVariables(ranks, None, self.warned.append, LIMIT)
         # The last handlers count.
-        DividedWeights(self.tables, LIMIT, warn=self.warned.append).install()
+        DividedWeights(self.tables, warn=self.warned.append).install()
         try:
             with installed(Hook(ranks, strict=True, variables=self.tables)) as hook:
                 yield hook
         finally:
-            DividedWeights(DividedVariables(Ranks(1, (0,))), 1 << 60).install()
+            DividedWeights(DividedVariables(Ranks(1, (0,)))).install()
 
 
 @pytest.fixture

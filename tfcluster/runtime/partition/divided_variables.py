@@ -25,6 +25,7 @@ from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.partition.host_rows import gathered
 from tfcluster.runtime.partition.placement import Ranks, Shard
+from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 CHUNK_BYTES = 4 << 20
@@ -80,7 +81,8 @@ class DividedVariables:
     """The divided variables of this process, by their handles.
 
     Every rank has the same ones. ``group`` connects the processes; None if this process
-    has all ranks. ``warn`` is called on all ranks with a text.
+    has all ranks. ``warn`` is called on all ranks with a text. Weights that are larger
+    than ``limit``, in bytes, are to be divided.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class DividedVariables:
         ranks: Ranks,
         group: Group | None = None,
         warn: Callable[[str], None] = lambda text: None,
+        limit: int | None = None,
     ) -> None:
         self.ranks = ranks
+        self.limit = limit
         self._group = group
         self._warn = warn
         self._entries: dict[int, tuple[weakref.ref[Tensor], DividedVariable]] = {}
@@ -238,6 +242,24 @@ class DividedVariables:
         return received
 
     # --- what needs whole variables ---------------------------------------------------
+
+    def exceeds_limit(self, shape: Sequence[int | None], dtype: DType) -> bool:
+        """Whether a variable is large, and may have rows."""
+        if self.limit is None or len(shape) < 2:
+            return False
+        nbytes = math.prod(size or 0 for size in shape) * int(dtype.size)
+        return nbytes > self.limit
+
+    def note_undivided(self, variables: Sequence[Watched]) -> None:
+        """Warn of variables among these that are large, and yet whole."""
+        for variable in variables:
+            if self.exceeds_limit(variable.shape, variable.dtype):
+                self._warn(
+                    f"{variable.name} is larger than runtime.shard_tables, but every "
+                    "rank holds all of it: only weights of Keras with a row for each "
+                    "rank are divided. In place of a tf.Variable, use keras.Variable "
+                    "or a layer such as keras.layers.Embedding"
+                )
 
     def note_whole(self, function: str, ops: Sequence[str]) -> None:
         """Warn that a function makes whole divided variables for these ops."""

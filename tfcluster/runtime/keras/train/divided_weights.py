@@ -34,7 +34,7 @@ from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 
 class DividedWeights:
-    """Divides Keras's variables of two or more dimensions above ``limit`` bytes.
+    """Divides Keras's variables of two or more dimensions above ``tables.limit``.
 
     No function is divided in the context ``undivided()``. ``warn`` is called on all
     ranks with a text.
@@ -43,13 +43,11 @@ class DividedWeights:
     def __init__(
         self,
         tables: DividedVariables,
-        limit: int,
         *,
         undivided: Callable[[], AbstractContextManager[None]] = nullcontext,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._tables = tables
-        self._limit = limit
         self._undivided = undivided
         self._warn = warn
 
@@ -116,11 +114,8 @@ class DividedWeights:
         self._tables.add(variable.path, own.handle, shape, shard, pieces)
 
     def _divides(self, shape: tuple[int, ...], dtype: DType) -> bool:
-        return (
-            len(shape) > 1
-            and shape[0] >= self._tables.ranks.size
-            and math.prod(shape) * dtype.size > self._limit
-        )
+        has_enough = bool(shape) and shape[0] >= self._tables.ranks.size
+        return has_enough and self._tables.exceeds_limit(shape, dtype)
 
     def _rows_of(
         self,
