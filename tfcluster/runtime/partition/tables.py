@@ -28,11 +28,13 @@ class EagerTables:
     def _table(self, variable: Any) -> DividedVariable | None:
         return self._tables.of(variable.handle) if tf.executing_eagerly() else None
 
-    def read(self, original: Callable[..., Any], variable: Any, *args: Any) -> Any:
+    def read(
+        self, original: Callable[..., Any], variable: Any, *args: Any, **keywords: Any
+    ) -> Any:
         """All rows, on each rank."""
         table = self._table(variable)
         if table is None:
-            return original(variable, *args)
+            return original(variable, *args, **keywords)
         value = tf.constant(self._tables.value(table))
         tf_functions.record_read(variable, value)
         return value

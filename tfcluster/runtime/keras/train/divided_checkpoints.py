@@ -53,7 +53,7 @@ class DividedCheckpoints:
         divided: dict[str, DividedVariable] = {}
         others = type(tensors)()
         for saved, of_object in tensors.items():
-            table = self._table_of(saved)
+            table = self._table_of(_object_of(saved))
             if table is None:
                 others[saved] = of_object  # type: ignore[index]
             else:
@@ -94,6 +94,12 @@ class DividedCheckpoints:
             is_whole = any(line.startswith(f"{key} (".encode()) for line in listed)
             nbytes = table.nbytes if is_whole else SLICE_BYTES
             self._tables.assign(table, partial(_stored, prefix, key, table), nbytes)
+
+
+def _object_of(saved: Any) -> Any:
+    """The object of the program that is saved: TensorFlow may wrap it twice."""
+    wrapped = getattr(saved, "obj", None)
+    return saved if wrapped is None else getattr(wrapped, "op", wrapped)
 
 
 def _stored(
