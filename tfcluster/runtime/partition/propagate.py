@@ -254,7 +254,9 @@ class _Propagation:
         # Even if nothing is divided yet, random numbers for the rows can be.
         plan = (
             random_rules.by_rows(node, self._placed.rows)
-            or table_rules.plan_of(node, placements, self._table_rows)
+            or table_rules.plan_of(
+                node, placements, self._table_rows, self._placed.rows
+            )
             or moments.plan_of(node, placements)
             or variable_placements.plan_of(node, self._placed.variables)
         )

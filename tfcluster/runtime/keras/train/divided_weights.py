@@ -57,12 +57,12 @@ class DividedWeights:
         checkpoints = DividedCheckpoints(self._tables, self._table_of)
         tf_patches.TABLE.install(
             {
-                tf_patches.VARIABLE_READ: eager.read,
-                tf_patches.VARIABLE_GATHER: eager.gather,
-                tf_patches.VARIABLE_ASSIGN: eager.assign,
+                tf_patches.VARIABLE_READ: eager.handler(eager.read),
+                tf_patches.VARIABLE_GATHER: eager.handler(eager.gather),
+                tf_patches.VARIABLE_ASSIGN: eager.handler(eager.assign),
                 tf_patches.CHECKPOINT_SAVER: checkpoints.without_tables,
                 **{
-                    patch: partial(eager.update, patch.attribute)
+                    patch: eager.handler(partial(eager.update, patch.attribute))
                     for patch in tf_patches.VARIABLE_UPDATES
                 },
             }

@@ -40,7 +40,10 @@ def rows_of(inputs: Sequence[Placement]) -> frozenset[int]:
 
 
 def plan_of(
-    node: Node, placements: Sequence[Placement], table_rows: frozenset[int]
+    node: Node,
+    placements: Sequence[Placement],
+    table_rows: frozenset[int],
+    rows: int | None = None,
 ) -> LocalPlan | None:
     """A plan for an op on a table, or for a tensor that is as large as a table.
 
@@ -50,7 +53,7 @@ def plan_of(
     if not table_rows:
         return None
     if node.type in _LOOKUPS:
-        return _lookup(node, placements, table_rows)
+        return _lookup(node, placements, table_rows, rows)
     builds: dict[str, Build] = {"UnsortedSegmentSum": _segments, "Fill": _fill}
     shape = node.outputs[0].shape if node.type in builds else None
     if not shape or shape[0] not in table_rows or None in shape:
@@ -59,10 +62,17 @@ def plan_of(
         return None
     want: list[Placement] = [REPLICATE] * len(node.inputs)
     build = builds[node.type]
-    if node.type == "UnsortedSegmentSum" and isinstance(placements[1], Shard):
-        want[:2] = [ByOwner(node.inputs[1], shape[0], placements[1])] * 2
+    home = _home(placements[1], placements[0])
+    if node.type == "UnsortedSegmentSum" and home is not None:
+        want[:2] = [ByOwner(node.inputs[1], shape[0], home)] * 2
         build = _own_segments
     return LocalPlan(want, [Shard(0, shape[0])], build)
+
+
+def _home(ids: Placement, updates: Placement) -> Shard | None:
+    """How indices, of one dimension, and updates are divided, if one of them is."""
+    shards = (p for p in (ids, updates) if isinstance(p, Shard) and p.dim == 0)
+    return next(shards, None)
 
 
 def _fill(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -136,7 +146,10 @@ def _own(local: LocalOps, ids: Ref, rows: int) -> tuple[Ref, Ref | None]:
 
 
 def _lookup(
-    node: Node, placements: Sequence[Placement], table_rows: frozenset[int]
+    node: Node,
+    placements: Sequence[Placement],
+    table_rows: frozenset[int],
+    batch_rows: int | None,
 ) -> LocalPlan | None:
     """Rows that indices name: ranks look them up for each other.
 
@@ -157,8 +170,11 @@ def _lookup(
         if axis is None or int(axis) != 0:
             return None
     want: list[Placement] = [table, *[REPLICATE] * (len(node.inputs) - 1)]
-    if isinstance(placements[1], Shard):
-        want[1] = ByOwner(node.inputs[1], rows.rows, placements[1])
+    home = placements[1]
+    if batch_rows is not None and home == REPLICATE and ids[:1] == (batch_rows,):
+        home = Shard(0, batch_rows)
+    if isinstance(home, Shard):
+        want[1] = ByOwner(node.inputs[1], rows.rows, home)
         return LocalPlan(want, [want[1]], partial(_look_up_own, rows.rows))
     build = partial(_look_up, rows.rows, len(output) - len(ids))
     return LocalPlan(want, [SUM], build)
@@ -253,7 +269,7 @@ def scatter(op: PlacedOp) -> LocalPlan:
     )
     ids, updates = op.shape(place_of_ids), op.shape(place_of_updates)
     require(len(ids) == 1)
-    home = op.placements[place_of_ids]
+    home = _home(op.placements[place_of_ids], op.placements[place_of_updates])
 
     def own(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         chosen = list(inputs)
@@ -277,9 +293,9 @@ def scatter(op: PlacedOp) -> LocalPlan:
         return local.repeat(node, chosen)
 
     want = [p if isinstance(p, HandleOf) else REPLICATE for p in op.placements]
-    if isinstance(home, Shard):
+    if home is not None:
         routed = ByOwner(op.inputs[place_of_ids], table.element.rows, home)
         want[place_of_ids] = routed
         if updates:
             want[place_of_updates] = routed
-    return LocalPlan(want, [], own if isinstance(home, Shard) else build)
+    return LocalPlan(want, [], build if home is None else own)
