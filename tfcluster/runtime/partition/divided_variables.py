@@ -253,7 +253,8 @@ class DividedVariables:
     def note_undivided(self, variables: Sequence[Watched]) -> None:
         """Warn of variables among these that are large, and yet whole."""
         for variable in variables:
-            if self.exceeds_limit(variable.shape, variable.dtype):
+            is_whole = not self.is_divided(variable.handle)
+            if is_whole and self.exceeds_limit(variable.shape, variable.dtype):
                 self._warn(
                     f"{variable.name} is larger than runtime.shard_tables, but every "
                     "rank holds all of it: only weights of Keras with a row for each "
