@@ -431,6 +431,7 @@ class OwnRows:
         placement = request.placement
         if isinstance(placement, Shard):
             return self._repeated(writer, request.ref, placement)
+        assert isinstance(placement, Partial)
         if placement.op != "sum":
             return request.ref
         rows, own = self._counts(request.rows)

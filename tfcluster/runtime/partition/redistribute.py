@@ -97,7 +97,8 @@ class Redistribution:
         if form is not None:
             return form
         if isinstance(want, ByOwner):
-            return self._at_owners(value, want, pending)
+            self._ask_owners(value, want, pending)
+            return None
         if isinstance(want, ListOf) or isinstance(
             self._placed.placements.get(value), ListOf
         ):
@@ -111,7 +112,7 @@ class Redistribution:
         forms[want] = refs
         return refs
 
-    def _at_owners(self, value: Value, want: ByOwner, pending: Pending) -> None:
+    def _ask_owners(self, value: Value, want: ByOwner, pending: Pending) -> None:
         """Ask for entries, which go from home to their owners after the indices."""
         is_at_home = self._form(value, want.home, pending) is not None
         if is_at_home and (value is want.ids or want in self._routes):
@@ -344,8 +345,9 @@ class Redistribution:
         whole = self._joined(forms[result.home], result.home, value.shape)
         if value is result.ids:
             whole = self._reshape(whole, (None,))
-            places = [self._places(whole, result.rows, split) for split in self._splits]
-            self._routes[result] = tuple(places)
+            self._routes[result] = tuple(
+                self._places(whole, result.rows, split) for split in self._splits
+            )
         forms[result] = tuple(
             write.op("GatherV2", [whole, places, axis], {})[0]
             for places in self._routes[result]

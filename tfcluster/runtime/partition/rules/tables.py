@@ -292,7 +292,9 @@ def scatter(op: PlacedOp) -> LocalPlan:
                 chosen[place_of_updates] = rows[0]
         return local.repeat(node, chosen)
 
-    want = [p if isinstance(p, HandleOf) else REPLICATE for p in op.placements]
+    want: list[Placement] = [
+        p if isinstance(p, HandleOf) else REPLICATE for p in op.placements
+    ]
     if home is not None:
         routed = ByOwner(op.inputs[place_of_ids], table.element.rows, home)
         want[place_of_ids] = routed
