@@ -639,7 +639,6 @@ def test_error_feedback_with_compression(tmp_path: Path) -> None:
         ("shard_tables: 100MB, strategy: local_sgd", "is for strategy collective"),
         ("shard_tables: 100MB, shards: 4", "is not for 'shards'"),
         ("shard_tables: 1GB, batch: per_worker", "needs batch: global"),
-        ("shard_tables: 1GB, transport: tensorflow", "needs transport host or mpi"),
         ("shard_tables: 100", "a size, or off"),
         ("shard_tables: 0MB", "a size, or off"),
     ],

@@ -223,9 +223,6 @@ def _check_divided_variables(cluster: ClusterSection, findings: Findings) -> Non
             findings.error(("runtime", key), message, "remove one of the two")
     if runtime.shard_tables is None:
         return
-    if runtime.transport == "tensorflow":
-        message = "'shard_tables' needs transport host or mpi, not tensorflow"
-        findings.error(("runtime", "transport"), message, "transport: auto")
     for key, value in (("batch", "global"), ("data", "shared")):
         if getattr(runtime, key) != value:
             message = (

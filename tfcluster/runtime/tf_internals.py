@@ -101,6 +101,11 @@ NAMES = (
         "_latest_checkpoint",
         "_maybe_delete",
     ),
+    *names(
+        "tensorflow.python.checkpoint.functional_saver.MultiDeviceSaver.__init__",
+        "checkpoints of divided weights",
+        "_registered_savers",
+    ),
     *names("tensorflow.python.ops.resource_variable_ops", _SERVERS, "ResourceVariable"),
     *names(
         "tensorflow.python.autograph.pyct.loader.load_source",
@@ -373,6 +378,20 @@ def executor_type(name: str | None) -> AbstractContextManager[None]:
 
 
 # --- checkpoints ----------------------------------------------------------------------
+
+
+def add_saver(
+    saver: Any,
+    name: str,
+    save: Callable[[Tensor], Sequence[Tensor]],
+    restore: Callable[[Tensor], None],
+) -> None:
+    """Let TensorFlow's saver of variables save and restore more than these.
+
+    ``save`` gets the prefix of the checkpoint with ``-name`` at its end. It returns the
+    prefixes of what it has written, which is then merged. ``restore`` gets the prefix.
+    """
+    saver._registered_savers[name] = (save, restore)
 
 
 def prefix_of(manager: CheckpointManager) -> str:

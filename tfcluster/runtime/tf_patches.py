@@ -86,6 +86,11 @@ CHECKPOINT_RESTORE = Patch(
 MANAGER_SAVE = Patch(
     "tensorflow.train.CheckpointManager", "save", "files written by the chief only"
 )
+CHECKPOINT_SAVER = Patch(
+    "tensorflow.python.checkpoint.functional_saver.MultiDeviceSaver",
+    "__init__",
+    "checkpoints of weights that are divided by rows",
+)
 SAVED_MODEL_SAVE = Patch(
     "tensorflow.saved_model", "save", "files written by the chief only"
 )

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from tests.runtime.partition.installed import installed
 from tests.runtime.partition.simulated import SIZES
-from tfcluster.runtime.keras.train import divided_weights
+from tfcluster.runtime.keras.train import divided_checkpoints, divided_weights
 from tfcluster.runtime.keras.train.divided_weights import DividedWeights
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.hook import Hook
@@ -38,14 +39,14 @@ class _Simulation:
     @contextmanager
     def of(self, size: int) -> Iterator[Hook]:
         ranks = Ranks(size, tuple(range(size)))
-        self.tables = DividedVariables(ranks, warn=self.warned.append)
+        self.tables = DividedVariables(ranks, None, self.warned.append, LIMIT)
         # The last handlers count.
-        DividedWeights(self.tables, LIMIT, warn=self.warned.append).install()
+        DividedWeights(self.tables, warn=self.warned.append).install()
         try:
             with installed(Hook(ranks, strict=True, variables=self.tables)) as hook:
                 yield hook
         finally:
-            DividedWeights(DividedVariables(Ranks(1, (0,))), 1 << 60).install()
+            DividedWeights(DividedVariables(Ranks(1, (0,)))).install()
 
 
 @pytest.fixture
@@ -258,3 +259,54 @@ def test_a_rank_holds_its_rows_only(simulation: _Simulation) -> None:
             tf.raw_ops.ResourceGather(
                 resource=variable.value.handle, indices=[0], dtype=tf.float32
             )
+
+
+# --- checkpoints ----------------------------------------------------------------------
+
+
+def test_checkpoints_have_slices_that_tensorflow_reads(
+    simulation: _Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(divided_checkpoints, "SLICE_BYTES", 100)
+    value, prefix = numbers(5, ROWS, WIDTH), str(tmp_path / "table")
+    with simulation.of(3):
+        saved = tf.train.Checkpoint(table=_zeros(), other=tf.Variable(3.0))
+        saved.table.assign(value)
+        path = saved.save(prefix)
+    files = list(tmp_path.glob("table-1.data-*"))
+    assert len(files) == 5, "four slices of six rows at most, and all other variables"
+    assert not (tmp_path / "table-1_temp").exists()
+    key = "table/.ATTRIBUTES/VARIABLE_VALUE"
+    np.testing.assert_array_equal(tf.train.load_variable(path, key), value)
+    with simulation.of(2):
+        restored = tf.train.Checkpoint(table=_zeros(), other=tf.Variable(0.0))
+        restored.restore(path).assert_consumed()
+        np.testing.assert_array_equal(restored.table.numpy(), value)
+        assert float(restored.other) == 3
+
+
+def test_a_checkpoint_of_one_process(simulation: _Simulation, tmp_path: Path) -> None:
+    value = numbers(5, ROWS, WIDTH)
+    path = tf.train.Checkpoint(table=tf.Variable(value)).save(str(tmp_path / "table"))
+    with simulation.of(3):
+        table = _zeros()
+        tf.train.Checkpoint(table=table).restore(path).assert_consumed()
+        np.testing.assert_array_equal(table.numpy(), value)
+
+
+def _zeros() -> Any:
+    return keras.Variable(keras.initializers.Zeros(), (ROWS, WIDTH), "float32")
+
+
+# --- variables that stay whole --------------------------------------------------------
+
+
+def test_a_variable_of_tensorflow_stays_whole_and_a_warning_says_so(
+    simulation: _Simulation,
+) -> None:
+    with simulation.of(2):
+        table = tf.Variable(numbers(5, ROWS, WIDTH), name="mine")
+        looked_up = tf.function(lambda x: tf.gather(table, x))
+        looked_up(tf.constant(ids(6, BATCH, 3)))
+    (warning,) = set(simulation.warned)
+    assert "larger than runtime.shard_tables" in warning

@@ -25,7 +25,7 @@ from tfcluster.runtime.collective.transports.tensorflow.devices import (
     instance_key,
 )
 from tfcluster.runtime.partition.exchange import Exchanger, ExchangeRequest, words_of
-from tfcluster.runtime.partition.placement import Shard, Split
+from tfcluster.runtime.partition.placement import Partial, Shard, Split
 from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import DType
 
@@ -90,7 +90,7 @@ class _Item:
     @property
     def is_summed(self) -> bool:
         placement = self.request.placement
-        return not isinstance(placement, Shard) and placement.op == "sum"
+        return isinstance(placement, Partial) and placement.op == "sum"
 
     def blocks(self, size: int) -> _Blocks | None:
         """How the ranks' rows lie in the tensor, if each rank has its rows."""
@@ -168,7 +168,7 @@ class OpsExchanger:
 def _item(index: int, request: ExchangeRequest) -> _Item | None:
     """The request as the ops carry it; None if they do not support it."""
     dtype, shape = request.ref.dtype, request.shape
-    if shape is None:
+    if shape is None or request.is_routed:
         return None
     sizes = tuple(size for size in shape if size is not None)
     if len(sizes) < len(shape) or 0 in sizes:
@@ -319,6 +319,7 @@ class _Ops:
         if dtype == tf.bool:
             names = {"max": "Any", "min": "All"}
         axis = self._constant(0)
+        assert isinstance(placement, Partial)
         return self._op(names[placement.op], [terms, axis], keep_dims=False)
 
     def _of_rows(self, item: _Item, part: Ref) -> Ref:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.partition.host_rows import gathered
 from tfcluster.runtime.partition.placement import Ranks, Shard
+from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 CHUNK_BYTES = 4 << 20
@@ -62,20 +64,25 @@ class DividedVariable:
         """The size of the whole variable."""
         return math.prod(self.shape) * int(self.dtype.size)
 
-    def chunks(self, count: int | None = None) -> Iterator[tuple[int, int]]:
-        """The first row and the end of each chunk of all rows, or of so many."""
+    def chunks(
+        self, first: int = 0, end: int | None = None, nbytes: int = CHUNK_BYTES
+    ) -> Iterator[tuple[int, int]]:
+        """The bounds of rows, in chunks of about this size.
+
+        They are the same for all rows and for some, but for the first and the last.
+        """
         rows = self.shard.rows
-        step = max(1, CHUNK_BYTES * rows // max(self.nbytes, 1))
-        count = rows if count is None else count
-        for first in range(0, count, step):
-            yield first, min(first + step, count)
+        step = max(1, nbytes * rows // max(self.nbytes, 1))
+        end = rows if end is None else end
+        return pairwise([first, *range(first - first % step + step, end, step), end])
 
 
 class DividedVariables:
     """The divided variables of this process, by their handles.
 
     Every rank has the same ones. ``group`` connects the processes; None if this process
-    has all ranks. ``warn`` is called on all ranks with a text.
+    has all ranks. ``warn`` is called on all ranks with a text. Weights that are larger
+    than ``limit``, in bytes, are to be divided.
     """
 
     def __init__(
@@ -83,8 +90,10 @@ class DividedVariables:
         ranks: Ranks,
         group: Group | None = None,
         warn: Callable[[str], None] = lambda text: None,
+        limit: int | None = None,
     ) -> None:
         self.ranks = ranks
+        self.limit = limit
         self._group = group
         self._warn = warn
         self._entries: dict[int, tuple[weakref.ref[Tensor], DividedVariable]] = {}
@@ -145,32 +154,38 @@ class DividedVariables:
         All ranks must call this, unless they ``serve``. Raises what ``Group.exchange``
         raises.
         """
-        if self._is_leading:
-            self._send([divided.number, first, end])
-        return self._gathered(divided, first, end)
+        dim, sizes = divided.shard.dim, list(divided.shape)
+        sizes[dim] = end - first
+        result = np.empty(sizes, divided.dtype.as_numpy_dtype)
+        by_rows = np.moveaxis(result, dim, 0)
+        for start, stop in divided.chunks(first, end):
+            if self._is_leading:
+                self._send([divided.number, start, stop])
+            rows = self._gathered(divided, start, stop)
+            by_rows[start - first : stop - first] = np.moveaxis(rows, dim, 0)
+        return result
 
     def value(self, divided: DividedVariable) -> Array:
         """The whole value, as ``rows``."""
-        whole = np.empty(divided.shape, divided.dtype.as_numpy_dtype)
-        by_rows = np.moveaxis(whole, divided.shard.dim, 0)
-        for first, end in divided.chunks():
-            rows = self.rows(divided, first, end)
-            by_rows[first:end] = np.moveaxis(rows, divided.shard.dim, 0)
-        return whole
+        return self.rows(divided, 0, divided.shard.rows)
 
     def assign(
-        self, divided: DividedVariable, rows_of: Callable[[int, int], Any]
+        self,
+        divided: DividedVariable,
+        rows_of: Callable[[int, int], Any],
+        nbytes: int = CHUNK_BYTES,
     ) -> None:
         """Set this process's rows to what ``rows_of`` returns for a first and an end.
 
-        No rank waits for another.
+        It is called for chunks of about this size. No rank waits for another.
         """
         shard = divided.shard
         for split, piece in zip(self.ranks.splits, divided.pieces, strict=True):
             first = split.first(shard.rows)
-            for begin, end in divided.chunks(split.count(shard.rows)):
-                rows = tf.cast(rows_of(first + begin, first + end), divided.dtype)
-                set_rows(piece, begin, rows, shard.dim)
+            end = first + split.count(shard.rows)
+            for start, stop in divided.chunks(first, end, nbytes):
+                rows = tf.cast(rows_of(start, stop), divided.dtype)
+                set_rows(piece, start - first, rows, shard.dim)
             read_in_place(piece)
 
     def _gathered(self, divided: DividedVariable, first: int, end: int) -> Array:
@@ -227,6 +242,25 @@ class DividedVariables:
         return received
 
     # --- what needs whole variables ---------------------------------------------------
+
+    def exceeds_limit(self, shape: Sequence[int | None], dtype: DType) -> bool:
+        """Whether a variable is large, and may have rows."""
+        if self.limit is None or len(shape) < 2:
+            return False
+        nbytes = math.prod(size or 0 for size in shape) * int(dtype.size)
+        return nbytes > self.limit
+
+    def note_undivided(self, variables: Sequence[Watched]) -> None:
+        """Warn of variables among these that are large, and yet whole."""
+        for variable in variables:
+            is_whole = not self.is_divided(variable.handle)
+            if is_whole and self.exceeds_limit(variable.shape, variable.dtype):
+                self._warn(
+                    f"{variable.name} is larger than runtime.shard_tables, but every "
+                    "rank holds all of it: only weights of Keras with a row for each "
+                    "rank are divided. In place of a tf.Variable, use keras.Variable "
+                    "or a layer such as keras.layers.Embedding"
+                )
 
     def note_whole(self, function: str, ops: Sequence[str]) -> None:
         """Warn that a function makes whole divided variables for these ops."""

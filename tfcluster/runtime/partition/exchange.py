@@ -43,9 +43,17 @@ from tfcluster.runtime.collective.scattering import (
 from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, Value, sizes_of
-from tfcluster.runtime.partition.host_rows import gathered, joined, looked_up, rows_of
+from tfcluster.runtime.partition.host_rows import gathered, joined, rows_of
+from tfcluster.runtime.partition.owners import (
+    Trip,
+    exchanged,
+    from_owners,
+    ids_to_owners,
+    to_owners,
+)
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
+    ByOwner,
     Partial,
     Placement,
     Replicate,
@@ -69,7 +77,7 @@ class ExchangeRequest:
     """A tensor that every rank needs whole, and what this rank has of it."""
 
     ref: Ref
-    placement: Partial | Shard
+    placement: Partial | Shard | ByOwner
     shape: Shape | None
     """The shape of the whole tensor."""
     name: str
@@ -77,16 +85,22 @@ class ExchangeRequest:
     """The number of rows of the batch, over all ranks."""
     others: tuple[Ref, ...] = ()
     """More terms, if the process has several ranks; see ``Ranks.nodes``."""
-    result: Replicate | Shard = REPLICATE
-    """What the rank gets: a piece only of a sum, from an exchanger that ``scatters``.
-    """
-    is_lookup: bool = False
-    """Whether all terms but one are zero at each vector of the last dimension."""
+    result: Replicate | Shard | ByOwner = REPLICATE
+    """What the rank gets: a piece only of a sum, from an exchanger that ``scatters``,
+    or of what is ``is_routed``."""
+    ids: tuple[Ref, ...] = ()
+    """For what is routed: the rank's part of the indices, and then what it got as their
+    owner, if anything was sent yet."""
 
     @property
     def terms(self) -> tuple[Ref, ...]:
         """All that this process has of the tensor."""
         return self.ref, *self.others
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether it goes to the ranks that have the rows of a variable, or back."""
+        return isinstance(self.placement, ByOwner) or isinstance(self.result, ByOwner)
 
 
 BUCKET_BYTES = 8 << 20
@@ -182,7 +196,7 @@ class HostExchanger:
 
         def run(*arrays: Array) -> list[Array]:
             rest = iter(arrays)
-            counts = [len(request.terms) for request in requests]
+            counts = [len((*request.terms, *request.ids)) for request in requests]
             terms = [list(itertools.islice(rest, count)) for count in counts]
             wholes: dict[int, Array] = {}
             pieces: dict[int, Array] = {}
@@ -192,10 +206,12 @@ class HostExchanger:
                 if call.transport.scatters and self.scatters:
                     first = [of_request[0] for of_request in terms]
                     pieces = _scattered(call, requests, first)
-                    pieces |= _looked_up(call, requests, first)
                     wholes |= _gathered_together(call, requests, first)
+                pieces |= _routed(call, requests, terms)
                 for i, request in enumerate(requests):
-                    if isinstance(request.placement, Shard) and i not in wholes:
+                    if isinstance(request.placement, Shard) and i not in (
+                        wholes.keys() | pieces
+                    ):
                         rows, placement = terms[i][0], request.placement
                         wholes[i] = gathered(call.transport, rows, placement)
                 for name, op in _OPS.items():
@@ -219,7 +235,7 @@ class HostExchanger:
         dtypes = [request.ref.dtype for request in requests]
         return writer.op(
             "PyFunc",
-            [[term for request in requests for term in request.terms]],
+            [[ref for request in requests for ref in (*request.terms, *request.ids)]],
             {"token": function.token, "Tout": dtypes},
             "exchange",
         )
@@ -247,7 +263,7 @@ class HostExchanger:
         kinds, sizes = [], []
         for request in requests:
             placement, shape = request.placement, request.shape
-            if isinstance(placement, Shard) or shape is None or None in shape:
+            if not isinstance(placement, Partial) or shape is None or None in shape:
                 return None
             dtype = np.dtype(request.ref.dtype.as_numpy_dtype)
             dtype = np.dtype(np.uint8) if dtype == np.bool_ else dtype
@@ -300,7 +316,7 @@ def _scattered(
         i
         for i, request in enumerate(requests)
         if isinstance(request.result, Shard)
-        and not request.is_lookup
+        and not request.is_routed
         and not is_half_precision(terms[i].dtype)
     ]
     size = call.transport.size
@@ -328,15 +344,33 @@ def _is_in_order(shard: Shard, shape: Sequence[int]) -> bool:
     return math.prod(shape[: shard.dim]) * shard.outer == 1
 
 
-def _looked_up(
-    call: CollectiveCall, requests: Sequence[ExchangeRequest], terms: Sequence[Array]
+def _routed(
+    call: CollectiveCall,
+    requests: Sequence[ExchangeRequest],
+    terms: Sequence[Sequence[Array]],
 ) -> dict[int, Array]:
-    """This rank's rows of what was looked up by those who have the rows of tables."""
-    return {
-        i: looked_up(call.transport, terms[i], request.result)
-        for i, request in enumerate(requests)
-        if request.is_lookup and isinstance(request.result, Shard) and terms[i].size
-    }
+    """What this rank gets of entries that go to those who have rows, or back."""
+    places = [i for i, request in enumerate(requests) if request.is_routed]
+    size = call.transport.size
+    trips = [_trip(requests[i], size, *terms[i]) for i in places]
+    results = exchanged(call.transport, trips) if trips else []
+    return dict(zip(places, results, strict=True))
+
+
+def _trip(
+    request: ExchangeRequest,
+    size: int,
+    own: Array,
+    ids: Array,
+    route: Array | None = None,
+) -> Trip:
+    if isinstance(request.placement, ByOwner):
+        assert route is not None
+        return from_owners(own, ids, route, request.placement.rows, size)
+    assert isinstance(request.result, ByOwner)
+    if route is None:
+        return ids_to_owners(ids, request.result.rows, request.result.home, size)
+    return to_owners(own, ids, route, request.result.rows, size)
 
 
 def _gathered_together(
@@ -350,6 +384,8 @@ def _gathered_together(
     for i, request in enumerate(requests):
         shape, shard, own = sizes_of(request.shape), request.placement, arrays[i]
         if shape is None or not isinstance(shard, Shard) or own.dtype == np.object_:
+            continue
+        if request.is_routed:
             continue
         parts = [sizes_of(split.local_shape(shape, shard)) or () for split in splits]
         if _is_in_order(shard, shape) and math.prod(shape) * own.itemsize > ALONE_BYTES:
@@ -408,6 +444,7 @@ class OwnRows:
         placement = request.placement
         if isinstance(placement, Shard):
             return self._repeated(writer, request.ref, placement)
+        assert isinstance(placement, Partial)
         if placement.op != "sum":
             return request.ref
         rows, own = self._counts(request.rows)

@@ -518,8 +518,10 @@ class Hook:
         self, programs: Programs, values: Sequence[ProgramInput]
     ) -> RankProgram:
         """The program for inputs and batches, checked."""
-        keeps_parts = self._keeps_parts
-        return self._checked(programs.program(values, keeps_parts=keeps_parts))
+        program = programs.program(values, keeps_parts=self._keeps_parts)
+        if not program.is_noted:
+            self._divided.note_undivided(programs.variables(values))
+        return self._checked(program)
 
     def _checked(self, program: RankProgram) -> RankProgram:
         """The program, noted; raises why there is none if the hook is strict."""

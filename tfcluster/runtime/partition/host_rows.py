@@ -45,30 +45,6 @@ def rows_of(array: Array, shard: Shard, split: Split) -> Array:
     return rows.reshape((*before, split.local_size(shard), *after))
 
 
-def looked_up(transport: HostTransport, term: Array, shard: Shard) -> Array:
-    """This rank's rows of a sum to which one rank at most adds each vector.
-
-    The vectors are in the last dimension. Only those that are not zero are sent, and
-    only to the rank that needs them: every other term is zero.
-    """
-    size, width = transport.size, term.shape[-1]
-    parts = []
-    for rank in range(size):
-        vectors = rows_of(term, shard, Split(rank, size)).reshape(-1, width)
-        is_there = (vectors != 0).any(axis=1)
-        parts.append(np.packbits(is_there).tobytes() + vectors[is_there].tobytes())
-    own = rows_of(term, shard, Split(transport.rank, size))
-    result = np.zeros(own.shape, own.dtype).reshape(-1, width)
-    count = len(result)
-    start = (count + 7) // 8
-    for data in transport.alltoall(parts):
-        bits = np.frombuffer(data, np.uint8, start)
-        is_there = np.unpackbits(bits, count=count).astype(bool)
-        vectors = np.frombuffer(data[start:], own.dtype)
-        result[is_there] = vectors.reshape(-1, width)
-    return result.reshape(own.shape)
-
-
 def _packed(array: Array) -> bytes:
     """The elements; strings after their number and their lengths."""
     if array.dtype != np.object_:

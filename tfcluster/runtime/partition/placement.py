@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tfcluster.runtime.collective.shard_sums import Node, subtrees
+
+if TYPE_CHECKING:
+    from tfcluster.runtime.partition.graph import Value
 
 Shape: TypeAlias = tuple[int | None, ...]
 """The shape of a tensor; an unknown size is None."""
@@ -121,7 +124,26 @@ class HandleOf:
         return f"H({self.element})"
 
 
-Placement: TypeAlias = Replicate | Shard | Partial | ListOf | HandleOf
+@dataclass(frozen=True, slots=True)
+class ByOwner:
+    """Every rank has the entries whose indices name its rows of a divided variable.
+
+    There is an entry for each index. What a rank has of them is in one dimension, in
+    the order of the whole tensor.
+    """
+
+    ids: Value
+    """The indices."""
+    rows: int
+    """How many rows the variable has."""
+    home: Shard
+    """How the tensor is divided before, or afterwards: as the indices are."""
+
+    def __str__(self) -> str:
+        return f"O({self.rows})"
+
+
+Placement: TypeAlias = Replicate | Shard | Partial | ListOf | HandleOf | ByOwner
 
 REPLICATE = Replicate()
 SUM = Partial("sum")

@@ -13,6 +13,7 @@ from tfcluster.runtime.partition.graph import Node, OpGraph, Value, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
+    ByOwner,
     HandleOf,
     ListOf,
     Partial,
@@ -67,7 +68,7 @@ class Placed:
 
     @property
     def outputs(self) -> list[Placement]:
-        return [self.placements[value] for value in self.graph.outputs]
+        return [at_home(self.placements[value]) for value in self.graph.outputs]
 
     def exchanges(self) -> bool:
         """Whether the placements are not all the same as on one machine."""
@@ -172,7 +173,7 @@ class _Propagation:
 
     def _seen(self, value: Value) -> Placement:
         """The placement as the nodes that use the value see it."""
-        placement = self._placed.placements[value]
+        placement = at_home(self._placed.placements[value])
         if isinstance(placement, Partial):
             return self._placed.reduced.get(value, placement)
         return placement
@@ -204,10 +205,6 @@ class _Propagation:
         """
         if self._placed.placements[value] != SUM:
             return REPLICATE
-        rows = self._placed.rows
-        if table_rules.is_lookup(value) and rows and (value.shape or ())[:1] == (rows,):
-            # Each rank gets what was found for its rows of the batch.
-            return Shard(0, rows)
         shape = value.shape
         return REPLICATE if shape is None else self._placed.shards.get(shape, REPLICATE)
 
@@ -261,7 +258,9 @@ class _Propagation:
         # Even if nothing is divided yet, random numbers for the rows can be.
         plan = (
             random_rules.by_rows(node, self._placed.rows)
-            or table_rules.plan_of(node, placements, self._placed.table_rows)
+            or table_rules.plan_of(
+                node, placements, self._placed.table_rows, self._placed.rows
+            )
             or moments.plan_of(node, placements)
         )
         if plan is not None:
@@ -374,9 +373,14 @@ class _Propagation:
         return self._within(body, divided, rows)
 
 
+def at_home(placement: Placement) -> Placement:
+    """The placement in which nodes use what ranks looked up for each other."""
+    return placement.home if isinstance(placement, ByOwner) else placement
+
+
 def _is_exchanged(placement: Placement, want: Placement) -> bool:
     """Whether ranks exchange a value to give it the placement that a node wants."""
-    if isinstance(placement, Partial):
+    if isinstance(placement, Partial | ByOwner) or isinstance(want, ByOwner):
         return want != placement
     return want == REPLICATE != placement
 

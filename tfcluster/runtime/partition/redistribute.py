@@ -6,7 +6,7 @@ exchange. Exchanges have a fixed order, the same on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from tfcluster.runtime.partition.exchange import (
 from tfcluster.runtime.partition.graph import Value
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
-    SUM,
+    ByOwner,
     ListOf,
     Partial,
     Placement,
@@ -33,7 +33,6 @@ from tfcluster.runtime.partition.placement import (
     Split,
 )
 from tfcluster.runtime.partition.propagate import Placed
-from tfcluster.runtime.partition.rules.tables import is_lookup
 from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import DType
 
@@ -41,6 +40,10 @@ _HALVES = (tf.float16, tf.bfloat16)
 
 Refs = tuple[Ref, ...]
 """One for each of the process's ranks, or a single one for a whole tensor."""
+Pending = dict[Value, dict[Placement, None]]
+"""The values that take an exchange, and the placements in which they are needed."""
+_Move = tuple[Value, Placement]
+"""A value to be exchanged, and what the ranks have of it then."""
 
 
 @dataclass(slots=True)
@@ -64,6 +67,8 @@ class Redistribution:
         self._splits = ranks.splits
         self._traffic = traffic
         self._forms: dict[Value, dict[Placement, Refs]] = {}
+        self._routes: dict[ByOwner, Refs] = {}
+        """By the placements of indices: what came of sending these to their owners."""
         self._order = {node: i for i, node in enumerate(placed.nodes)}
         self.last_exchange = ""
         """The name of the node that ends the last exchange."""
@@ -75,9 +80,7 @@ class Redistribution:
         """Note the tensors of a value."""
         self._forms[value] = {placement: refs}
 
-    def get(
-        self, value: Value, want: Placement, pending: dict[Value, None]
-    ) -> Refs | None:
+    def get(self, value: Value, want: Placement, pending: Pending) -> Refs | None:
         """A value's refs with the placement wanted.
 
         None if that takes an exchange, for which the value is added to ``pending``.
@@ -88,13 +91,14 @@ class Redistribution:
             return refs * count
         return refs
 
-    def _form(
-        self, value: Value, want: Placement, pending: dict[Value, None]
-    ) -> Refs | None:
+    def _form(self, value: Value, want: Placement, pending: Pending) -> Refs | None:
         forms = self._forms[value]
         form = forms.get(want)
         if form is not None:
             return form
+        if isinstance(want, ByOwner):
+            self._ask_owners(value, want, pending)
+            return None
         if isinstance(want, ListOf) or isinstance(
             self._placed.placements.get(value), ListOf
         ):
@@ -102,11 +106,17 @@ class Redistribution:
             return self._list(value, wanted, pending)
         whole = forms.get(REPLICATE)
         if whole is None:
-            pending[value] = None
+            pending.setdefault(value, {})[want] = None
             return None
         refs = tuple(self._part(whole[0], value, want))
         forms[want] = refs
         return refs
+
+    def _ask_owners(self, value: Value, want: ByOwner, pending: Pending) -> None:
+        """Ask for entries, which go from home to their owners after the indices."""
+        is_at_home = self._form(value, want.home, pending) is not None
+        if is_at_home and (value is want.ids or want in self._routes):
+            pending.setdefault(value, {})[want] = None
 
     def _part(self, whole: Ref, value: Value, want: Placement) -> Iterator[Ref]:
         exchanger = self._traffic.exchanger
@@ -151,9 +161,7 @@ class Redistribution:
         sizes = np.array([-1 if size is None else size for size in shape], np.int32)
         return self._writer.op("Reshape", [ref, self._writer.constant(sizes)], {})[0]
 
-    def _list(
-        self, value: Value, want: ListOf, pending: dict[Value, None]
-    ) -> Refs | None:
+    def _list(self, value: Value, want: ListOf, pending: Pending) -> Refs | None:
         """A TensorList whose elements have another placement."""
         forms = self._forms[value]
         have = self._placed.placements[value]
@@ -167,7 +175,7 @@ class Redistribution:
             return forms[have]
         whole = forms.get(ListOf(REPLICATE))
         if isinstance(have.element, Shard) and whole is None:
-            pending[value] = None
+            pending.setdefault(value, {})[want] = None
             return None
         assert whole is not None
         if want.element == REPLICATE:
@@ -201,18 +209,22 @@ class Redistribution:
 
     # --- exchanges --------------------------------------------------------------------
 
-    def exchange(self, pending: Mapping[Value, None]) -> None:
+    def exchange(self, pending: Pending) -> None:
         """Make these values whole on every rank, or give each its piece of a sum.
 
-        Of such a sum, ``get`` may still need another exchange to make it whole.
+        Of such a sum, ``get`` may still need another exchange to make it whole. Entries
+        that are needed by their owners go there, or back.
         """
-        reductions: list[Value] = []
-        gathers: list[Value] = []
-        for value in pending:
-            placement = self._held(value)
-            kind = reductions if isinstance(placement, Partial) else gathers
-            kind.append(value)
-        reductions.sort(key=lambda value: self._order.get(value.node, 0))
+        reductions: list[_Move] = []
+        gathers: list[_Move] = []
+        for value, wants in pending.items():
+            at_owners = [want for want in wants if isinstance(want, ByOwner)]
+            gathers += ((value, want) for want in at_owners)
+            if len(at_owners) < len(wants):
+                held = self._held(value)
+                kind = reductions if isinstance(held, Partial) else gathers
+                kind.append((value, self._result(value, held)))
+        reductions.sort(key=lambda move: self._order.get(move[0].node, 0))
         exchanger = self._traffic.exchanger
         limit = BUCKET_BYTES if exchanger is None else exchanger.bucket_bytes
         if self._placed.shards:
@@ -226,6 +238,8 @@ class Redistribution:
     def _held(self, value: Value) -> Placement:
         """What ranks have of a value that they exchange: terms, rows or pieces."""
         placement = self._placed.placements[value]
+        if isinstance(placement, ByOwner) and placement.home in self._forms[value]:
+            return placement.home
         if placement in self._forms[value]:
             pieces = self._placed.reduced.get(value)
             return pieces if pieces in self._forms[value] else placement
@@ -233,6 +247,8 @@ class Redistribution:
 
     def _result(self, value: Value, held: Placement) -> Replicate | Shard:
         """What they have of it then."""
+        if isinstance(held, ByOwner):
+            return held.home
         target = self._placed.reduced.get(value)
         exchanger = self._traffic.exchanger
         scatters = exchanger is not None and exchanger.scatters
@@ -240,11 +256,15 @@ class Redistribution:
             return target
         return REPLICATE
 
-    def _exchange_bucket(self, values: Sequence[Value]) -> None:
+    def _exchange_bucket(self, moves: Sequence[_Move]) -> None:
+        self._traffic.values.append([value for value, _ in moves])
+        if not self._ranks.exchanges:
+            moves = [move for move in moves if not self._routed_here(*move)]
         requests = []
-        for value in values:
-            placement = self._held(value)
-            result = self._result(value, placement)
+        for value, result in moves:
+            placement: Placement = self._held(value)
+            if isinstance(result, ByOwner):
+                placement = result.home
             shape = value.shape
             refs = self._forms[value].get(placement)
             if isinstance(placement, ListOf):
@@ -260,13 +280,14 @@ class Redistribution:
                 )
                 placement = element.at(element.dim + 1)
             assert refs is not None
-            assert isinstance(placement, Partial | Shard)
+            assert isinstance(placement, Partial | Shard | ByOwner)
+            assert isinstance(result, Replicate | Shard | ByOwner)
             ref, *others = self._combined(refs, placement, shape)
             name, rows = value.node.name, self._placed.rows
             requests.append(
                 ExchangeRequest(
                     *(ref, placement, shape, name, rows, tuple(others), result),
-                    is_lookup=placement == SUM and is_lookup(value),
+                    ids=self._ids_of(value, placement, result),
                 )
             )
         results = [request.ref for request in requests]
@@ -284,17 +305,74 @@ class Redistribution:
             self._cast(ref, value.dtype)
             if isinstance(request.placement, Partial)
             else ref
-            for ref, request, value in zip(results, requests, values, strict=True)
+            for ref, request, (value, _) in zip(results, requests, moves, strict=True)
         ]
-        self._traffic.values.append(values)
-        for value, ref, request in zip(values, results, requests, strict=True):
-            if isinstance(self._placed.placements[value], ListOf):
+        for (value, _), ref, request in zip(moves, results, requests, strict=True):
+            if isinstance(request.result, ByOwner) and value is request.result.ids:
+                own, _ = self._writer.op("Unpack", [ref], {"num": 2, "axis": 0})
+                self._forms[value][request.result] = (own,)
+                self._routes[request.result] = (ref,)
+            elif isinstance(self._placed.placements[value], ListOf):
                 self._forms[value][ListOf(REPLICATE)] = (self._from_tensor(ref),)
             else:
                 self._forms[value][request.result] = (ref,)
 
+    def _ids_of(
+        self, value: Value, held: Placement, result: Placement
+    ) -> tuple[Ref, ...]:
+        """See ``ExchangeRequest.ids``."""
+        placement = held if isinstance(held, ByOwner) else result
+        if not isinstance(placement, ByOwner):
+            return ()
+        own = self._forms[placement.ids][placement.home]
+        return own if value is placement.ids else (*own, *self._routes[placement])
+
+    def _routed_here(self, value: Value, result: Placement) -> bool:
+        """Do what an exchange of entries does, if this process has all ranks.
+
+        Returns whether the value is exchanged so.
+        """
+        write, held = self._writer, self._held(value)
+        forms, axis = self._forms[value], write.constant(np.array(0, np.int32))
+        if isinstance(held, ByOwner):
+            places, rows = self._routes[held], forms[held]
+            whole = write.op("DynamicStitch", [places, rows], {})[0]
+            assert value.shape is not None
+            forms[REPLICATE] = (self._reshape(whole, value.shape),)
+            return True
+        if not isinstance(result, ByOwner):
+            return False
+        whole = self._joined(forms[result.home], result.home, value.shape)
+        if value is result.ids:
+            whole = self._reshape(whole, (None,))
+            self._routes[result] = tuple(
+                self._places(whole, result.rows, split) for split in self._splits
+            )
+        forms[result] = tuple(
+            write.op("GatherV2", [whole, places, axis], {})[0]
+            for places in self._routes[result]
+        )
+        return True
+
+    def _places(self, ids: Ref, rows: int, split: Split) -> Ref:
+        """The places of a rank's indices among all of them."""
+        write, limits = self._writer, np.iinfo(ids.dtype.as_numpy_dtype)
+        is_first, is_last = split.rank == 0, split.rank == split.size - 1
+        first = limits.min if is_first else split.first(rows)
+        end = limits.max if is_last else split.first(rows) + split.count(rows)
+        bounds = [write.constant(np.array(n, limits.dtype)) for n in (first, end)]
+        conditions = [
+            *write.op("GreaterEqual", [ids, bounds[0]], {}),
+            *write.op("Less", [ids, bounds[1]], {}),
+        ]
+        is_own = write.op("LogicalAnd", conditions, {})
+        places = write.op(
+            "Squeeze", write.op("Where", is_own, {}), {"squeeze_dims": [1]}
+        )
+        return self._cast(places[0], tf.int32)
+
     def _local_shape(self, request: ExchangeRequest) -> Shape | None:
-        if request.shape is None:
+        if request.shape is None or isinstance(request.result, ByOwner):
             return None
         return self._splits[0].local_shape(request.shape, request.result)
 
@@ -304,11 +382,13 @@ class Redistribution:
         return self._writer.op("Cast", [ref], {"DstT": dtype})[0]
 
     def _combined(
-        self, refs: Refs, placement: Partial | Shard, shape: Shape | None
+        self, refs: Refs, placement: Partial | Shard | ByOwner, shape: Shape | None
     ) -> list[Ref]:
         """What all of this process's ranks have: rows, or the terms of its subtrees."""
         if isinstance(placement, Partial):
             return self._terms(refs, placement)
+        if isinstance(placement, ByOwner):
+            return list(refs)
         return [self._joined(refs, placement, shape)]
 
     def _terms(self, refs: Refs, placement: Partial) -> list[Ref]:
@@ -369,16 +449,16 @@ def is_single(placement: Placement) -> bool:
 
 
 def _buckets(
-    reductions: Sequence[Value], gathers: Sequence[Value], limit: int
-) -> Iterable[Sequence[Value]]:
-    """The values of each exchange."""
-    bucket: list[Value] = list(gathers)
-    nbytes = sum(value.nbytes for value in gathers)
-    for value in reductions:
-        if bucket and nbytes + value.nbytes > limit:
+    reductions: Sequence[_Move], gathers: Sequence[_Move], limit: int
+) -> Iterable[Sequence[_Move]]:
+    """What goes in each exchange."""
+    bucket: list[_Move] = list(gathers)
+    nbytes = sum(value.nbytes for value, _ in gathers)
+    for move in reductions:
+        if bucket and nbytes + move[0].nbytes > limit:
             yield bucket
             bucket, nbytes = [], 0
-        bucket.append(value)
-        nbytes += value.nbytes
+        bucket.append(move)
+        nbytes += move[0].nbytes
     if bucket:
         yield bucket

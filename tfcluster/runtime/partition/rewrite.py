@@ -31,6 +31,7 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.propagate import Placed, has_effect
 from tfcluster.runtime.partition.redistribute import (
+    Pending,
     Redistribution,
     Refs,
     Traffic,
@@ -222,7 +223,7 @@ class _Body:
         self._write(self._placed.nodes)
         outputs = list(zip(self._placed.graph.outputs, wanted, strict=True))
         while True:
-            pending: dict[Value, None] = {}
+            pending: Pending = {}
             results = [self._values.get(*output, pending) for output in outputs]
             if not pending:
                 return [refs for refs in results if refs is not None]
@@ -241,7 +242,7 @@ class _Body:
         turns = [i for i, node in enumerate(nodes) if node not in self._written]
         while turns:
             queued, waiting = set(turns), []
-            pending: dict[Value, None] = {}
+            pending: Pending = {}
             while turns:
                 turn = heapq.heappop(turns)
                 queued.remove(turn)
@@ -259,7 +260,7 @@ class _Body:
             if node not in self._written:
                 raise NotImplementedError(f"the graph of {node.name} has a circle")
 
-    def _try(self, node: Node, pending: dict[Value, None]) -> bool:
+    def _try(self, node: Node, pending: Pending) -> bool:
         """Write a node, if all that it needs has been written."""
         if any(control not in self._written for control in node.controls):
             return False

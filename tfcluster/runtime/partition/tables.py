@@ -17,6 +17,7 @@ from tfcluster.runtime.partition.divided_variables import (
     DividedVariables,
     rows_of,
 )
+from tfcluster.runtime.tensor_types import Tensor
 
 
 class EagerTables:
@@ -25,38 +26,47 @@ class EagerTables:
     def __init__(self, tables: DividedVariables) -> None:
         self._tables = tables
 
-    def _table(self, variable: Any) -> DividedVariable | None:
-        return self._tables.of(variable.handle) if tf.executing_eagerly() else None
+    def handler(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of this class in place of one of ``tf.Variable``."""
+        return partial(self._call, method)
 
-    def read(self, original: Callable[..., Any], variable: Any, *args: Any) -> Any:
-        """All rows, on each rank."""
-        table = self._table(variable)
+    def _call(
+        self,
+        method: Callable[..., Any],
+        original: Callable[..., Any],
+        variable: Any,
+        *args: Any,
+        **keywords: Any,
+    ) -> Any:
+        table = self._tables.of(variable.handle) if tf.executing_eagerly() else None
         if table is None:
-            return original(variable, *args)
+            return original(variable, *args, **keywords)
+        return method(table, variable, *args, **keywords)
+
+    def read(
+        self, table: DividedVariable, variable: Any, *args: Any, **keywords: Any
+    ) -> Tensor:
+        """All rows, on each rank."""
         value = tf.constant(self._tables.value(table))
         tf_functions.record_read(variable, value)
         return value
 
     def gather(
-        self, original: Callable[..., Any], variable: Any, indices: Any, **keywords: Any
-    ) -> Any:
+        self, table: DividedVariable, variable: Any, indices: Any, **keywords: Any
+    ) -> Tensor:
         """The rows that indices name."""
-        if self._table(variable) is None:
-            return original(variable, indices, **keywords)
-        return tf.gather(variable.value(), indices)
+        rows: Tensor = tf.gather(variable.value(), indices)
+        return rows
 
     def assign(
         self,
-        original: Callable[..., Any],
+        table: DividedVariable,
         variable: Any,
         value: Any,
         *args: Any,
         **keywords: Any,
     ) -> Any:
         """Set this rank's rows."""
-        table = self._table(variable)
-        if table is None:
-            return original(variable, value, *args, **keywords)
         value = tf.convert_to_tensor(value, table.dtype)
         if tuple(value.shape) != table.shape:
             raise ValueError(
@@ -68,17 +78,14 @@ class EagerTables:
 
     def update(
         self,
-        method: str,
-        original: Callable[..., Any],
+        name: str,
+        table: DividedVariable,
         variable: Any,
         value: Any,
         *args: Any,
         **keywords: Any,
     ) -> Any:
         """Call a method of the piece with this rank's rows of a value."""
-        table = self._table(variable)
-        if table is None:
-            return original(variable, value, *args, **keywords)
         for split, piece in zip(self._tables.ranks.splits, table.pieces, strict=True):
             first, count = split.first(table.shape[0]), split.count(table.shape[0])
             if isinstance(value, tf.IndexedSlices):
@@ -88,5 +95,5 @@ class EagerTables:
                 part: Any = tf.IndexedSlices(rows, tf.boolean_mask(own, is_own))
             else:
                 part = tf.convert_to_tensor(value, table.dtype)[first : first + count]
-            getattr(piece, method)(part)
+            getattr(piece, name)(part)
         return variable

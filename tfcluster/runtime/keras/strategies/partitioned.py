@@ -80,7 +80,7 @@ def install(
     else:
         compute_alike(count, session.group.size)
         ranks = ranks_of(count, session.group.rank, session.group.size)
-    divided = DividedVariables(ranks, group, session.warn)
+    divided = DividedVariables(ranks, group, session.warn, options.shard_tables)
     slots = Slots(divided) if options.shard_optimizer else None
     agreement = Agreement(group, session.warn, divided.is_divided)
     group.last_state = agreement.variables.last_state
@@ -136,7 +136,6 @@ def install(
     if options.shard_tables is not None and ranks.size > 1:
         DividedWeights(
             divided,
-            options.shard_tables,
             undivided=partial(session.once, "initializing"),
             warn=session.warn,
         ).install()

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import new_variable
+from tfcluster.runtime.keras.train.divided_checkpoints import DividedCheckpoints
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.divided_variables import (
     CHUNK_BYTES,
@@ -33,7 +34,7 @@ from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 
 class DividedWeights:
-    """Divides Keras's variables of two or more dimensions above ``limit`` bytes.
+    """Divides Keras's variables of two or more dimensions above ``tables.limit``.
 
     No function is divided in the context ``undivided()``. ``warn`` is called on all
     ranks with a text.
@@ -42,26 +43,26 @@ class DividedWeights:
     def __init__(
         self,
         tables: DividedVariables,
-        limit: int,
         *,
         undivided: Callable[[], AbstractContextManager[None]] = nullcontext,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._tables = tables
-        self._limit = limit
         self._undivided = undivided
         self._warn = warn
 
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process."""
         eager = EagerTables(self._tables)
+        checkpoints = DividedCheckpoints(self._tables, self._table_of)
         tf_patches.TABLE.install(
             {
-                tf_patches.VARIABLE_READ: eager.read,
-                tf_patches.VARIABLE_GATHER: eager.gather,
-                tf_patches.VARIABLE_ASSIGN: eager.assign,
+                tf_patches.VARIABLE_READ: eager.handler(eager.read),
+                tf_patches.VARIABLE_GATHER: eager.handler(eager.gather),
+                tf_patches.VARIABLE_ASSIGN: eager.handler(eager.assign),
+                tf_patches.CHECKPOINT_SAVER: checkpoints.without_tables,
                 **{
-                    patch: partial(eager.update, patch.attribute)
+                    patch: eager.handler(partial(eager.update, patch.attribute))
                     for patch in tf_patches.VARIABLE_UPDATES
                 },
             }
@@ -113,11 +114,8 @@ class DividedWeights:
         self._tables.add(variable.path, own.handle, shape, shard, pieces)
 
     def _divides(self, shape: tuple[int, ...], dtype: DType) -> bool:
-        return (
-            len(shape) > 1
-            and shape[0] >= self._tables.ranks.size
-            and math.prod(shape) * dtype.size > self._limit
-        )
+        has_enough = bool(shape) and shape[0] >= self._tables.ranks.size
+        return has_enough and self._tables.exceeds_limit(shape, dtype)
 
     def _rows_of(
         self,

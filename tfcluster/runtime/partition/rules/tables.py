@@ -12,10 +12,11 @@ from functools import partial
 import numpy as np
 
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.graph import Node, Value
+from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
+    ByOwner,
     HandleOf,
     Placement,
     Shard,
@@ -39,7 +40,10 @@ def rows_of(inputs: Sequence[Placement]) -> frozenset[int]:
 
 
 def plan_of(
-    node: Node, placements: Sequence[Placement], table_rows: frozenset[int]
+    node: Node,
+    placements: Sequence[Placement],
+    table_rows: frozenset[int],
+    rows: int | None = None,
 ) -> LocalPlan | None:
     """A plan for an op on a table, or for a tensor that is as large as a table.
 
@@ -49,15 +53,26 @@ def plan_of(
     if not table_rows:
         return None
     if node.type in _LOOKUPS:
-        return _lookup(node, placements, table_rows)
+        return _lookup(node, placements, table_rows, rows)
     builds: dict[str, Build] = {"UnsortedSegmentSum": _segments, "Fill": _fill}
     shape = node.outputs[0].shape if node.type in builds else None
     if not shape or shape[0] not in table_rows or None in shape:
         return None
     if node.type == "UnsortedSegmentSum" and len(node.inputs[1].shape or ()) != 1:
         return None
-    want = [REPLICATE] * len(node.inputs)
-    return LocalPlan(want, [Shard(0, shape[0])], builds[node.type])
+    want: list[Placement] = [REPLICATE] * len(node.inputs)
+    build = builds[node.type]
+    home = _home(placements[1], placements[0])
+    if node.type == "UnsortedSegmentSum" and home is not None:
+        want[:2] = [ByOwner(node.inputs[1], shape[0], home)] * 2
+        build = _own_segments
+    return LocalPlan(want, [Shard(0, shape[0])], build)
+
+
+def _home(ids: Placement, updates: Placement) -> Shard | None:
+    """How indices, of one dimension, and updates are divided, if one of them is."""
+    shards = (p for p in (ids, updates) if isinstance(p, Shard) and p.dim == 0)
+    return next(shards, None)
 
 
 def _fill(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -70,19 +85,42 @@ def _fill(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
 def _segments(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
     """Sums of the rank's own segments; what has an index below zero is dropped."""
     values, ids, count = inputs
-    rows = _shape_of(node)[0]
-    own, is_own = _own(local, ids, rows)
+    own, is_own = _own(local, ids, _shape_of(node)[0])
     if is_own is not None:
         nowhere = local.constant(np.array(-1, ids.dtype.as_numpy_dtype))
         own = local.op("SelectV2", [is_own, own, nowhere])[0]
-    own_count = np.array(local.split.count(rows), count.dtype.as_numpy_dtype)
-    return local.repeat(node, [values, own, local.constant(own_count)])
+    return _sums(local, node, values, own, count)
+
+
+def _own_segments(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    """The same for values that have come to the ranks whose segments they belong to."""
+    values, ids, count = inputs
+    own = _from_first(local, ids, _shape_of(node)[0])
+    return _sums(local, node, values, own, count)
+
+
+def _sums(
+    local: LocalOps, node: Node, values: Ref, ids: Ref, count: Ref
+) -> Sequence[Ref]:
+    own_count = local.split.count(_shape_of(node)[0])
+    counts = local.constant(np.array(own_count, count.dtype.as_numpy_dtype))
+    return local.repeat(node, [values, ids, counts])
 
 
 def _shape_of(node: Node) -> tuple[int, ...]:
     shape = node.outputs[0].shape
     assert shape is not None
     return tuple(size for size in shape if size is not None)
+
+
+def _from_first(local: LocalOps, ids: Ref, rows: int) -> Ref:
+    """Indices counted from the rank's first row."""
+    if not local.split.rank:
+        return ids
+    first = local.split.first(rows)
+    return local.op(
+        "Sub", [ids, local.constant(np.array(first, ids.dtype.as_numpy_dtype))]
+    )[0]
 
 
 def _own(local: LocalOps, ids: Ref, rows: int) -> tuple[Ref, Ref | None]:
@@ -92,10 +130,8 @@ def _own(local: LocalOps, ids: Ref, rows: int) -> tuple[Ref, Ref | None]:
     whose op reports it.
     """
     split, dtype = local.split, ids.dtype.as_numpy_dtype
-    own, conditions = ids, []
+    own, conditions = _from_first(local, ids, rows), []
     if split.rank > 0:
-        first = local.constant(np.array(split.first(rows), dtype))
-        own = local.op("Sub", [ids, first])[0]
         zero = local.constant(np.array(0, dtype))
         conditions += local.op("GreaterEqual", [own, zero])
     if split.rank < split.size - 1:
@@ -110,11 +146,15 @@ def _own(local: LocalOps, ids: Ref, rows: int) -> tuple[Ref, Ref | None]:
 
 
 def _lookup(
-    node: Node, placements: Sequence[Placement], table_rows: frozenset[int]
+    node: Node,
+    placements: Sequence[Placement],
+    table_rows: frozenset[int],
+    batch_rows: int | None,
 ) -> LocalPlan | None:
-    """Rows that indices name: a rank has zeros for those that it does not have.
+    """Rows that indices name: ranks look them up for each other.
 
-    So the result is the sum over the ranks, and exact: all terms but one are zero.
+    If all ranks have all indices, a rank has zeros for rows that it does not have. So
+    the result is the sum over the ranks, and exact: all terms but one are zero.
     """
     table, ids = placements[0], node.inputs[1].shape
     output = node.outputs[0].shape
@@ -129,20 +169,25 @@ def _lookup(
         axis = node.inputs[2].constant
         if axis is None or int(axis) != 0:
             return None
-    want = [table, *[REPLICATE] * (len(node.inputs) - 1)]
+    want: list[Placement] = [table, *[REPLICATE] * (len(node.inputs) - 1)]
+    home = placements[1]
+    if batch_rows is not None and home == REPLICATE and ids[:1] == (batch_rows,):
+        home = Shard(0, batch_rows)
+    if isinstance(home, Shard):
+        want[1] = ByOwner(node.inputs[1], rows.rows, home)
+        return LocalPlan(want, [want[1]], partial(_look_up_own, rows.rows))
     build = partial(_look_up, rows.rows, len(output) - len(ids))
     return LocalPlan(want, [SUM], build)
 
 
-def is_lookup(value: Value) -> bool:
-    """Whether a value that is a sum over the ranks has rows of a table.
-
-    No other rule returns terms of a sum for these ops.
-    """
-    return value.node.type in _LOOKUPS
-
-
 _LOOKUPS = ("GatherV2", "ResourceGather")
+
+
+def _look_up_own(
+    rows: int, local: LocalOps, node: Node, inputs: Sequence[Ref]
+) -> Sequence[Ref]:
+    table, ids, *axis = inputs
+    return local.repeat(node, [table, _from_first(local, ids, rows), *axis])
 
 
 def _look_up(
@@ -224,6 +269,14 @@ def scatter(op: PlacedOp) -> LocalPlan:
     )
     ids, updates = op.shape(place_of_ids), op.shape(place_of_updates)
     require(len(ids) == 1)
+    home = _home(op.placements[place_of_ids], op.placements[place_of_updates])
+
+    def own(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        chosen = list(inputs)
+        chosen[place_of_ids] = _from_first(
+            local, inputs[place_of_ids], table.element.rows
+        )
+        return local.repeat(node, chosen)
 
     def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         chosen = list(inputs)
@@ -239,5 +292,12 @@ def scatter(op: PlacedOp) -> LocalPlan:
                 chosen[place_of_updates] = rows[0]
         return local.repeat(node, chosen)
 
-    want = [p if isinstance(p, HandleOf) else REPLICATE for p in op.placements]
-    return LocalPlan(want, [], build)
+    want: list[Placement] = [
+        p if isinstance(p, HandleOf) else REPLICATE for p in op.placements
+    ]
+    if home is not None:
+        routed = ByOwner(op.inputs[place_of_ids], table.element.rows, home)
+        want[place_of_ids] = routed
+        if updates:
+            want[place_of_updates] = routed
+    return LocalPlan(want, [], build if home is None else own)
