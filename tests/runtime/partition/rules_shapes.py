@@ -174,6 +174,18 @@ def _concat(chance: Chance, along_rows: bool = False) -> Case:
     )
 
 
+def _batches_of_several_sizes(chance: Chance) -> Case:
+    first, second = 2 + chance.below(4), 6 + chance.below(4)
+    dtype = chance.of(DTYPES)
+    return Case(
+        lambda *inputs: tf.concat(inputs, 0),
+        [chance.numbers([rows, 3], dtype) for rows in (first, second)],
+        [Shard(0, first), Shard(0, second)],
+        0,
+        [Shard(0, first + second)],
+    )
+
+
 def _old_concat(chance: Chance) -> Case:
     case = _concat(chance, along_rows=chance.yes())
     shape = case.inputs[0].shape
@@ -473,6 +485,12 @@ def test_rows_merge_with_other_dimensions(op: str, seed: int) -> None:
 @some
 def test_concatenated_rows(seed: int) -> None:
     check_with_partners(lambda chance: _concat(chance, along_rows=True), seed)
+
+
+@given(seeds)
+@some
+def test_concatenated_batches_of_several_sizes(seed: int) -> None:
+    check_with_partners(_batches_of_several_sizes, seed, others=0)
 
 
 @pytest.mark.parametrize("op", sorted(LINEAR))

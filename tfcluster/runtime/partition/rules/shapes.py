@@ -77,7 +77,10 @@ def transpose(op: PlacedOp) -> LocalPlan:
 
 @rule("Concat", "ConcatV2")
 def concat(op: PlacedOp) -> LocalPlan:
-    """Rows of several tensors in one dimension become several blocks of rows."""
+    """Rows of several tensors in one dimension become several blocks of rows.
+
+    Batches of several sizes are put together by every rank, and become one batch.
+    """
     axis_input = len(op.inputs) - 1 if op.type == "ConcatV2" else 0
     data = [i for i in range(len(op.inputs)) if i != axis_input]
     axis, output = op.integer(axis_input), op.output_shape()
@@ -90,9 +93,11 @@ def concat(op: PlacedOp) -> LocalPlan:
     want: list[Placement] = [REPLICATE] * len(op.inputs)
     blocks = 0
     for index in data:
-        size = op.shape(index)[axis]
-        if size is None or size % shard.block:
-            raise Whole
+        size = known(op.shape(index)[axis])
+        if size % shard.block:
+            require(axis == 0)
+            joined = Shard(0, known(output[0]))
+            return LocalPlan(op.want([], REPLICATE), [joined], built=[REPLICATE])
         if size == 0:
             continue
         want[index] = shard.with_outer(size // shard.block)
