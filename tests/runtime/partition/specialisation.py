@@ -60,6 +60,33 @@ def test_a_shape_that_varies_in_a_loop_is_not_known() -> None:
     assert _specialised(function, 4).outputs[0].shape == (None, 3)
 
 
+def test_gradients_are_exchanged_in_the_order_of_the_backward_pass() -> None:
+    first, last = tf.Variable(tf.ones([3, 300])), tf.Variable(tf.ones([300, 200]))
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(x @ first) @ last)
+        # Keras's optimizers do this, too.
+        return tf.raw_ops.IdentityN(input=tape.gradient(loss, [first, last]))
+
+    with simulated_ranks(2, call=True) as hook:
+        step(tf.ones([4, 3]))
+    (program,) = hook.programs
+    assert program.written is not None
+    shapes = [[value.shape for value in each] for each in program.written.exchanged]
+    assert shapes == [[(300, 200)], [(3, 300)]]
+
+
+def test_what_waits_for_an_effect_waits_for_it_with_others() -> None:
+    def function(x: Any) -> Any:
+        with tf.control_dependencies([tf.print("before")]):
+            return tf.raw_ops.IdentityN(input=[x, x * 2.0])
+
+    graph = _specialised(function, 4)
+    assert all(value.node.type == "IdentityN" for value in graph.outputs)
+
+
 def test_branches_that_are_known_are_taken() -> None:
     def function(x: Any) -> Any:
         few = tf.cond(tf.shape(x)[0] < 5, lambda: x[:, 0], lambda: x[0])
