@@ -38,6 +38,8 @@ from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import DType
 
 _HALVES = (tf.float16, tf.bfloat16)
+_FEW = 8
+"""An exchange has at least this fraction of a bucket, unless it is the last."""
 
 Refs = tuple[Ref, ...]
 """One for each of the process's ranks, or a single one for a whole tensor."""
@@ -371,11 +373,14 @@ def is_single(placement: Placement) -> bool:
 def _buckets(
     reductions: Sequence[Value], gathers: Sequence[Value], limit: int
 ) -> Iterable[Sequence[Value]]:
-    """The values of each exchange."""
+    """The values of each exchange.
+
+    Few bytes wait for a large tensor, since ranks wait for each other in each exchange.
+    """
     bucket: list[Value] = list(gathers)
     nbytes = sum(value.nbytes for value in gathers)
     for value in reductions:
-        if bucket and nbytes + value.nbytes > limit:
+        if nbytes > limit // _FEW and nbytes + value.nbytes > limit:
             yield bucket
             bucket, nbytes = [], 0
         bucket.append(value)
