@@ -63,13 +63,17 @@ def test_a_shape_that_varies_in_a_loop_is_not_known() -> None:
 def test_gradients_are_exchanged_in_the_order_of_the_backward_pass() -> None:
     first, last = tf.Variable(tf.ones([3, 300])), tf.Variable(tf.ones([300, 200]))
     scale = tf.Variable(1.0)
+    variables = [first, last, scale]
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
-    def step(x: Any) -> Any:
+    def step(x: Any) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ first) @ last) * scale)
         # Keras's optimizers do this, too.
-        return tf.raw_ops.IdentityN(input=tape.gradient(loss, [first, last, scale]))
+        gradients = tape.gradient(loss, variables)
+        passed = tf.raw_ops.IdentityN(input=gradients)
+        for variable, gradient in zip(variables, passed, strict=True):
+            variable.assign_sub(gradient)
 
     with simulated_ranks(2, call=True) as hook:
         step(tf.ones([4, 3]))
@@ -85,8 +89,7 @@ def test_what_waits_for_an_effect_waits_for_it_with_others() -> None:
         with tf.control_dependencies([tf.print("before")]):
             return tf.raw_ops.IdentityN(input=[x, x * 2.0])
 
-    graph = _specialised(function, 4)
-    assert all(value.node.type == "IdentityN" for value in graph.outputs)
+    assert "IdentityN" in [node.type for node in _specialised(function, 4).nodes]
 
 
 def test_branches_that_are_known_are_taken() -> None:
