@@ -60,6 +60,30 @@ def test_a_shape_that_varies_in_a_loop_is_not_known() -> None:
     assert _specialised(function, 4).outputs[0].shape == (None, 3)
 
 
+def test_gradients_are_exchanged_in_the_order_of_the_backward_pass() -> None:
+    first, last = tf.Variable(tf.ones([3, 300])), tf.Variable(tf.ones([300, 200]))
+    scale = tf.Variable(1.0)
+    variables = [first, last, scale]
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(tf.tanh(x @ first) @ last) * scale)
+        # Keras's optimizers do this, too.
+        gradients = tape.gradient(loss, variables)
+        passed = tf.raw_ops.IdentityN(input=gradients)
+        for variable, gradient in zip(variables, passed, strict=True):
+            variable.assign_sub(gradient)
+
+    with simulated_ranks(2, call=True) as hook:
+        step(tf.ones([4, 3]))
+    (program,) = hook.programs
+    assert program.written is not None
+    shapes = [[value.shape for value in each] for each in program.written.exchanged]
+    # A few bytes go with a larger tensor.
+    assert shapes == [[(1, 1), (300, 200)], [(3, 300)]]
+
+
 def test_branches_that_are_known_are_taken() -> None:
     def function(x: Any) -> Any:
         few = tf.cond(tf.shape(x)[0] < 5, lambda: x[:, 0], lambda: x[0])

@@ -1,4 +1,4 @@
-"""Rounds float32 to two bytes and back, averages what is sent so, keeps the errors.
+"""Rounds float32 to two bytes and back, and keeps the errors.
 
 Numbers below 6e-5, which are frequent in gradients, are subnormal in float16. numpy
 takes ten times as long to round them as other numbers, but not if nothing is left to
@@ -8,9 +8,7 @@ round. So they are rounded before. Pure. The results have the same bits as numpy
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -103,74 +101,3 @@ class Residual:
         if self.total is None or len(self.total) != total:
             self.total = np.zeros(total, np.float32)
         return self.sent, self.total
-
-
-def rounded_mean(
-    vector: Array,
-    own: int,
-    size: int,
-    rounding: Rounding,
-    residual: Residual | None,
-    swap: Callable[[Sequence[bytes]], Sequence[bytes]],
-) -> None:
-    """Average vectors of ``size`` ranks, which are sent in two bytes per number.
-
-    ``vector`` has shape (n,) and dtype float32 or float64, equal on all ranks; it has
-    the values of rank ``own``, and gets the mean, of the same bits on all ranks.
-    ``swap`` sends a message to each rank, and returns what each has sent.
-
-    Each rank gets one part of the vector from all others, averages it in float32,
-    rounds it once, and sends it to all others (Rabenseifner's algorithm; Thakur et al.,
-    "Optimization of Collective Communication Operations in MPICH", 2005). A ring would
-    send the same number of bytes, but round every sum once for each rank.
-    """
-    bounds = [len(vector) * part // size for part in range(size + 1)]
-    parts = list(pairwise(bounds))
-    first, last = parts[own]
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = vector.astype(np.float32, copy=False)
-        sent = total = None
-        if residual is not None:
-            sent, total = residual.start(len(vector), last - first)
-        half = rounding.empty(len(vector))
-        back = pool.empty(len(vector), np.float32)
-        for start, end in (bounds[0], first), (last, bounds[-1]):
-            owed = None if sent is None else sent[start:end]
-            _round_with(
-                owed, values[start:end], half[start:end], back[start:end], rounding
-            )
-        data = half.view(np.uint8).data
-        received = swap([data[2 * start : 2 * end].tobytes() for start, end in parts])
-        mean, term = values[first:last].copy(), back[first:last]
-        for rank, message in enumerate(received):
-            if rank != own:
-                rounding.to_float(_halves(message, half.dtype), term)
-                mean += term
-        mean /= size
-        _round_with(total, mean, half[first:last], term, rounding)
-    gathered = swap([half[first:last].view(np.uint8).tobytes()] * size)
-    for (start, end), message in zip(parts, gathered, strict=True):
-        rounding.to_float(_halves(message, half.dtype), back[start:end])
-    vector[:] = back
-
-
-def _round_with(
-    owed: Array | None, values: Array, half: Array, back: Array, rounding: Rounding
-) -> None:
-    """Round values and what is owed to them; the rounding error is owed from then on.
-
-    ``back`` is for float32 numbers on the way.
-    """
-    if owed is None:
-        rounding.to_half(values, half)
-        return
-    owed += values
-    rounding.to_half(owed, half)
-    rounding.to_float(half, back)
-    owed -= back
-    # An infinite gradient must not stay forever.
-    owed[~np.isfinite(owed)] = 0.0
-
-
-def _halves(data: bytes, dtype: np.dtype[Any]) -> Array:
-    return np.frombuffer(data, np.uint16).view(dtype)

@@ -37,6 +37,8 @@ from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import DType
 
 _HALVES = (tf.float16, tf.bfloat16)
+_FEW = 8
+"""An exchange has at least this fraction of a bucket, unless it is the last."""
 
 Refs = tuple[Ref, ...]
 """One for each of the process's ranks, or a single one for a whole tensor."""
@@ -451,11 +453,14 @@ def is_single(placement: Placement) -> bool:
 def _buckets(
     reductions: Sequence[_Move], gathers: Sequence[_Move], limit: int
 ) -> Iterable[Sequence[_Move]]:
-    """What goes in each exchange."""
+    """What goes in each exchange.
+
+    Few bytes wait for a large tensor, since ranks wait for each other in each exchange.
+    """
     bucket: list[_Move] = list(gathers)
     nbytes = sum(value.nbytes for value, _ in gathers)
     for move in reductions:
-        if bucket and nbytes + move[0].nbytes > limit:
+        if nbytes > limit // _FEW and nbytes + move[0].nbytes > limit:
             yield bucket
             bucket, nbytes = [], 0
         bucket.append(move)

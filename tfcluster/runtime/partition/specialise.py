@@ -166,6 +166,9 @@ class _Specialiser(ShapeGraph):
             return self._shapes(source, inputs, controls, path)
         if definition.op in _LOOKUPS:
             return self._look_up(source, inputs, controls, path)
+        if definition.op == "IdentityN" and not controls:
+            # Keras passes all gradients through one: the first would wait for the last.
+            return inputs, [value.node for value in inputs]
         element = self._element_of_list(definition.op, inputs)
         attributes = {k: v for k, v in definition.attr.items() if k not in _DROPPED}
         node = self._source_node(source, inputs, controls, attributes, path)

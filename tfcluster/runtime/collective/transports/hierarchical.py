@@ -12,11 +12,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
-from tfcluster.runtime.collective.rounding import Residual, Rounding, rounded_mean
+from tfcluster.runtime.collective.rounding import Residual, Rounding
 from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
     Array,
@@ -29,6 +28,7 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     framed,
 )
 from tfcluster.runtime.collective.transports.ring import Ring
+from tfcluster.runtime.collective.transports.rounded_sum import RoundedSum
 from tfcluster.runtime.collective.transports.shm_allreduce import (
     ShmCollectives,
     even_bounds,
@@ -257,14 +257,10 @@ class HostTransport:
             self.allreduce(buffer, ReduceOp.SUM)
             return
         self._exchanged_bytes += buffer.nbytes
-        # The mean of so many times a host's term is the sum. What is rounded is then as
-        # large as the sum, not smaller: float16 has few bits for small numbers.
-        buffer *= len(self._groups)
 
         def between(ranks: Sequence[int], vector: Array, _: Array) -> None:
-            own = ranks.index(self.rank)
-            swap = partial(sockets.swap, self.rank, ranks, timeout_s=self.timeout_s)
-            rounded_mean(vector, own, len(ranks), rounding, residual, swap)
+            shared = RoundedSum(self.rank, ranks, vector, rounding, residual)
+            sockets.transfer(shared.sources, shared.sinks, self.timeout_s)
 
         self._sum_by_hosts(buffer, np.add, buffer, between)
 
