@@ -206,6 +206,7 @@ class _Trials:
             environ=self._environ,
             orphaned=self._scratch.remove,
             moved=other,
+            xla=self._description.runtime.strategy is Strategy.COLLECTIVE,
         )
         if display.everything:
             with suppress(FileNotFoundError):
