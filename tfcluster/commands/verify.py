@@ -282,8 +282,5 @@ def _prints_of_threads(ranks: Trial) -> bool:
 def _not_compared(ranks: Trial) -> tuple[str, ...]:
     if not _prints_of_threads(ranks):
         return ranks.recorded.not_compared
-    printed = (
-        "what the chief printed (a thread of SyncReplicasOptimizer prints errors when "
-        "its session ends)"
-    )
+    printed = "what the chief printed (a thread of SyncReplicasOptimizer prints there)"
     return (*ranks.recorded.not_compared, printed)

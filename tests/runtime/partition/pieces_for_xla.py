@@ -52,6 +52,24 @@ def test_what_the_first_exchange_needs_is_apart() -> None:
     assert found["update"] == (2, 2)
 
 
+def test_what_no_exchange_needs_is_where_it_is_used() -> None:
+    needs = {
+        "state": [],
+        "decayed": ["state"],
+        "loss": [],
+        "send": ["loss"],
+        "update": ["decayed", "send"],
+        "metric": ["loss"],
+        "send_more": ["loss", "send"],
+        "update_more": ["state", "send_more"],
+    }
+    exchanges = {"send", "send_more"}
+    found = stages(needs, needs.keys() - exchanges, exchanges)
+    # The first update does not wait for the second exchange.
+    assert found["state"] == found["decayed"] == found["update"] < found["update_more"]
+    assert found["metric"] < found["update"]
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_list_is_handed_to_no_other_piece(apart: bool) -> None:
     writer = OpWriter("lists")
