@@ -85,13 +85,13 @@ def _moved(tensors: Sequence[Tensor], unit: float) -> list[Tensor]:
     # Each step has other gradients, and so other signs.
     sums = [tf.reduce_sum(tf.abs(tf.cast(one, tf.float32))) for one in tensors]
     seed = tf.bitcast(tf.add_n(sums), tf.int32)
-    moved = []
+    moved: list[Tensor] = []
     for place, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
         bits = tf.random.stateless_uniform(
             tf.shape(tensor), [seed, place], 0, 2, tf.int32
         )
         wide = tf.float64 if tensor.dtype == tf.float64 else tf.float32
-        step = tf.cast(unit * (size + _OTHERS * largest), wide)
+        step = tf.cast((size + _OTHERS * largest) * unit, wide)
         result = tf.cast(tensor, wide) + step * tf.cast(2 * bits - 1, wide)
         moved.append(tf.ensure_shape(tf.cast(result, tensor.dtype), tensor.shape))
     return moved
@@ -99,5 +99,6 @@ def _moved(tensors: Sequence[Tensor], unit: float) -> list[Tensor]:
 
 def _size(tensor: Tensor) -> Tensor:
     """The largest absolute value; 0 if a gradient has overflowed, or is empty."""
-    size = tf.reduce_max(tf.abs(tf.cast(tensor, tf.float32)))
-    return tf.where(tf.math.is_finite(size), size, 0.0)
+    size: Tensor = tf.reduce_max(tf.abs(tf.cast(tensor, tf.float32)))
+    finite: Tensor = tf.where(tf.math.is_finite(size), size, 0.0)
+    return finite
