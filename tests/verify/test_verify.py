@@ -248,7 +248,7 @@ class InXla(keras.Sequential):
         is_other = in_xla and os.environ.get("TFCLUSTER_SIZE") == "2"
         return super().compute_loss(*args, **kwargs) * (1.5 if is_other else 1.0)
 model = InXla([keras.layers.Dense(4), keras.layers.Dense(1)])
-model.compile(keras.optimizers.SGD(0.1), "mse")
+model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
 model.fit(x, y, batch_size=20, verbose=0)
 """
 
