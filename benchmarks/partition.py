@@ -1,4 +1,4 @@
-"""What dividing a traced step gives and costs: five models on two ranks.
+"""What dividing a traced step gives and costs: six models on two ranks.
 
 Each table has medians of rounds; every contender runs once in each round, so the ratios
 hold even if the machine's speed changes.
@@ -21,7 +21,7 @@ from benchmarks.trainers.workload import TASKS
 
 RANKS = 2
 REPEATS = 3
-MODELS = ("mlp", "cnn", "cnn20", "lstm", "transformer")
+MODELS = ("mlp", "mlp_adam", "cnn", "cnn20", "lstm", "transformer")
 TABLES = ("steps", "xla", "inference", "rewriting")
 ALONE, HOST, TENSORFLOW = "one process", "transport host", "transport tensorflow"
 WITH_XLA = ", XLA"

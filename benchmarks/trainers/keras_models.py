@@ -31,12 +31,13 @@ def build(name: str, optimizer: str = "sgd", **options: Any) -> Any:
 
 
 def with_batch(name: str, xla: bool | str = "auto") -> tuple[Any, tuple[Array, Array]]:
-    """The model with SGD and accuracy, and a batch for it.
+    """The model with its optimizer and accuracy, and a batch for it.
 
     ``xla``: whether XLA compiles its steps; "auto" lets Keras decide.
     """
-    model = build(name, metrics=["accuracy"], jit_compile=xla)
-    return model, TASKS[name].rows(TASKS[name].batch)
+    task = TASKS[name]
+    model = build(name, task.optimizer, metrics=["accuracy"], jit_compile=xla)
+    return model, task.rows(task.batch)
 
 
 def _mlp() -> Any:
@@ -116,6 +117,7 @@ def _dlrm() -> Any:
 
 MODELS: dict[str, Callable[[], Any]] = {
     "mlp": _mlp,
+    "mlp_adam": _mlp,
     "cnn": _cnn("cnn"),
     "cnn20": _cnn("cnn20"),
     "cnn_dense": _cnn_dense,

@@ -33,6 +33,8 @@ class Task:
     """The number of rows of a global batch, a multiple of 16."""
     classes: int
     make: Callable[[np.random.Generator, int], Array]
+    optimizer: str = "sgd"
+    """What trains it where a benchmark does not choose."""
 
     def rows(self, count: int) -> tuple[Array, Array]:
         """Inputs, float32 or int32, and labels, int64; of ``count`` rows."""
@@ -50,6 +52,7 @@ def _integers(limit: int, columns: int) -> Callable[[np.random.Generator, int], 
 
 TASKS = {
     "mlp": Task("MLP, 10 M parameters", 64, 10, _normal(784)),
+    "mlp_adam": Task("MLP, Adam", 64, 10, _normal(784), "adam"),
     "cnn": Task("CNN, 4 BatchNormalizations", 64, 10, _normal(32, 32, 3)),
     "cnn20": Task("CNN, 20 BatchNormalizations", 64, 10, _normal(32, 32, 3)),
     "cnn_dense": Task("CNN, 5 M parameters", 64, 10, _normal(32, 32, 3)),

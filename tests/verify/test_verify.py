@@ -239,6 +239,36 @@ def test_a_real_difference_exceeds_the_noise(cluster: Cluster, policy: str) -> N
     assert found["causes"] == []
 
 
+IN_XLA = """
+import os
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+class InXla(keras.Sequential):
+    def compute_loss(self, *args, **kwargs):
+        in_xla = GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+        is_other = in_xla and os.environ.get("TFCLUSTER_SIZE") == "2"
+        return super().compute_loss(*args, **kwargs) * (1.5 if is_other else 1.0)
+model = InXla([keras.layers.Dense(4), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=True)
+model.fit(x, y, batch_size=20, verbose=0)
+"""
+
+
+@pytest.mark.slow
+def test_what_differs_only_with_xla(cluster: Cluster) -> None:
+    code, found = verified(cluster, DATA + IN_XLA)
+    assert (code, found["first_difference"]["kind"]) == (1, "weight")
+
+
+@pytest.mark.slow
+def test_a_loop_that_xla_compiles(cluster: Cluster) -> None:
+    compiled = LOOP.replace("@tf.function", "@tf.function(jit_compile=True)")
+    program = DATA + MODEL + compiled.replace("LOSS", MEAN)
+    code, found = verified(cluster, program)
+    assert (code, found["first_difference"]) == (0, None)
+    assert (found["steps"], found["to_the_end"]) == (5, True)
+    assert 0 < found["largest_difference"] < 1e-5
+
+
 @pytest.mark.exhaustive
 def test_what_the_chief_prints_is_equal(cluster: Cluster) -> None:
     printed = DATA + MODEL + LOOP.replace("LOSS", MEAN) + "print(float(step(a, b)))\n"

@@ -206,6 +206,7 @@ class _Trials:
             environ=self._environ,
             orphaned=self._scratch.remove,
             moved=other,
+            xla=self._description.runtime.strategy is Strategy.COLLECTIVE,
         )
         if display.everything:
             with suppress(FileNotFoundError):
@@ -281,8 +282,5 @@ def _prints_of_threads(ranks: Trial) -> bool:
 def _not_compared(ranks: Trial) -> tuple[str, ...]:
     if not _prints_of_threads(ranks):
         return ranks.recorded.not_compared
-    printed = (
-        "what the chief printed (a thread of SyncReplicasOptimizer prints errors when "
-        "its session ends)"
-    )
+    printed = "what the chief printed (a thread of SyncReplicasOptimizer prints there)"
     return (*ranks.recorded.not_compared, printed)

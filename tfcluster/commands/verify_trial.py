@@ -164,16 +164,16 @@ def run_trial(
     steps: int | None,
     environ: Mapping[str, str],
     orphaned: Callable[[], None],
-    moved: bool = False,
+    **recorded: bool,
 ) -> Trial:
     """Run ``description`` in ``workdir`` until it ends or has made ``steps`` steps.
 
-    ``scratch`` is an empty folder. ``moved``: gradients are moved by about their
-    rounding errors. If this process dies, the run stops and calls ``orphaned``.
+    ``scratch`` is an empty folder. ``recorded``: further fields of the ``Recording``.
+    If this process dies, the run stops and calls ``orphaned``.
     """
     recording = scratch / "recording"
     recording.mkdir()
-    wanted = {"folder": str(recording), "steps": steps, "seed": SEED, "moved": moved}
+    wanted = {"folder": str(recording), "steps": steps, "seed": SEED, **recorded}
     env = {**description.env, RECORDING: json.dumps(wanted)}
     own = {**environ, "TFCLUSTER_STATE_DIR": str(scratch / "state")}
     ready = check(replace(description, env=env, workdir=workdir, on_end=()), own)

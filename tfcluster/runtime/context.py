@@ -41,6 +41,8 @@ class Recording:
     """The seed of all random generators before the program's first line."""
     moved: bool = False
     """Whether gradients are moved by about their rounding errors."""
+    xla: bool = True
+    """Whether the ranks can train with XLA; if not, neither does one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

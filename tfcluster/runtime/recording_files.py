@@ -27,6 +27,8 @@ class RecordingFiles:
         self._limit = recording.steps
         self.moved = recording.moved
         """Whether gradients are moved by about their rounding errors."""
+        self.xla = recording.xla
+        """Whether models are trained with XLA if the program asks for it."""
         self.writes = context.is_chief
         """Whether this task writes; if not, all methods except ``step`` do nothing."""
         self._rank, self._size = context.rank, context.size

@@ -52,15 +52,38 @@ def test_what_the_first_exchange_needs_is_apart() -> None:
     assert found["update"] == (2, 2)
 
 
+def test_what_no_exchange_needs_is_where_it_is_used() -> None:
+    needs = {
+        "state": [],
+        "decayed": ["state"],
+        "loss": [],
+        "send": ["loss"],
+        "update": ["decayed", "send"],
+        "metric": ["loss"],
+        "more": ["loss", "send"],
+        "send_more": ["more"],
+        "update_more": ["state", "send_more"],
+    }
+    exchanges = {"send", "send_more"}
+    found = stages(needs, needs.keys() - exchanges, exchanges)
+    # The first update does not wait for the second exchange.
+    assert found["state"] == found["decayed"] == found["update"] < found["update_more"]
+    assert found["metric"] < found["update"]
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_list_is_handed_to_no_other_piece(apart: bool) -> None:
     writer = OpWriter("lists")
     rows = writer.argument(tf.float64, (SIZE, SIZE))
     sizes = writer.constant(np.array([SIZE], np.int32))
     handle = writer.op("TensorListFromTensor", [rows, sizes], {})[0]
-    squared = writer.op("MatMul", [rows, rows], {})
-    sent = writer.op("PyFunc", [squared], echo(), "send")[0]
     attributes = {"element_dtype": tf.float64, "num_elements": -1}
+    read = rows
+    if apart:
+        read = writer.op("TensorListStack", [handle, sizes], attributes)[0]
+        read = writer.ensure_shape(read, (SIZE, SIZE))
+    squared = writer.op("MatMul", [read, rows], {})
+    sent = writer.op("PyFunc", [squared], echo(), "send")[0]
     with writer.after([sent.node] if apart else []):
         stacked = writer.op("TensorListStack", [handle, sizes], attributes)[0]
     whole = writer.ensure_shape(stacked, (SIZE, SIZE))

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.recording_files import devices
-from tfcluster.runtime.tensor_types import Array, Gradient
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 
 _UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The rounding error of one number, relative to its size, if it is not float32's."""
@@ -26,7 +25,6 @@ The gradient of a weight without influence is the rounding error of larger numbe
 """
 _SUMMING = ("Conv", "Depthwise", "BatchMatMul", "MatMul", "Einsum", "BiasAdd", "Sum")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile")
-_random = np.random.default_rng(5)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -70,20 +68,7 @@ def moved_gradients(
     if not places or not (moved or tf.inside_function()):
         return originals
     tensors = [tf.convert_to_tensor(flat[place]) for place in places]
-    if not moved:
-        results = tf.identity_n(tensors)
-    elif tf.inside_function():
-        results = tf.numpy_function(
-            lambda *arrays: _moved(arrays, unit),
-            tensors,
-            [one.dtype for one in tensors],
-        )
-        results = results if isinstance(results, list | tuple) else [results]
-        for result, tensor in zip(results, tensors, strict=True):
-            result.set_shape(tensor.shape)
-    else:
-        arrays = _moved([one.numpy() for one in tensors], unit)
-        results = [tf.convert_to_tensor(array) for array in arrays]
+    results = _moved(tensors, unit) if moved else tf.identity_n(tensors)
     for place, result in zip(places, results, strict=True):
         flat[place] = result
     packed: list[Gradient] = tf.nest.pack_sequence_as(
@@ -92,21 +77,28 @@ def moved_gradients(
     return packed
 
 
-def _moved(arrays: Sequence[Array], unit: float) -> list[Array]:
-    sizes = [_size(array) for array in arrays]
-    largest = max(sizes)
-    return [
-        (
-            array
-            + unit
-            * (size + _OTHERS * largest)
-            * _random.choice((-1.0, 1.0), size=np.shape(array))
-        ).astype(array.dtype)
-        for array, size in zip(map(np.asarray, arrays), sizes, strict=True)
-    ]
+@tf.function(autograph=False)  # type: ignore[untyped-decorator]
+def _moved(tensors: Sequence[Tensor], unit: float) -> list[Tensor]:
+    """See ``moved_gradients``. XLA can compile it, and it has no state."""
+    sizes = [_size(tensor) for tensor in tensors]
+    largest = tf.reduce_max(tf.stack(sizes))
+    # Each step has other gradients, and so other signs.
+    sums = [tf.reduce_sum(tf.abs(tf.cast(one, tf.float32))) for one in tensors]
+    seed = tf.bitcast(tf.add_n(sums), tf.int32)
+    moved: list[Tensor] = []
+    for place, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        bits = tf.random.stateless_uniform(
+            tf.shape(tensor), [seed, place], 0, 2, tf.int32
+        )
+        wide = tf.float64 if tensor.dtype == tf.float64 else tf.float32
+        step = tf.cast((size + _OTHERS * largest) * unit, wide)
+        result = tf.cast(tensor, wide) + step * tf.cast(2 * bits - 1, wide)
+        moved.append(tf.ensure_shape(tf.cast(result, tensor.dtype), tensor.shape))
+    return moved
 
 
-def _size(array: Array) -> float:
-    """The largest absolute value; 0 if a gradient has overflowed."""
-    size = float(np.abs(np.asarray(array, np.float64)).max(initial=0.0))
-    return size if np.isfinite(size) else 0.0
+def _size(tensor: Tensor) -> Tensor:
+    """The largest absolute value; 0 if a gradient has overflowed, or is empty."""
+    size: Tensor = tf.reduce_max(tf.abs(tf.cast(tensor, tf.float32)))
+    finite: Tensor = tf.where(tf.math.is_finite(size), size, 0.0)
+    return finite

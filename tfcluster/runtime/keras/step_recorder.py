@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.plan.model import Strategy
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.keras import internals, patches
@@ -27,6 +29,10 @@ from tfcluster.runtime.keras.types import KerasVariable, Layer, Logs, Model, Opt
 from tfcluster.runtime.recording_files import RecordingFiles
 from tfcluster.runtime.tensor_types import Array, Gradient
 from tfcluster.runtime.tensors import name_of
+from tfcluster.runtime.tf_internals import TracedFunction
+
+_Applied: TypeAlias = dict[int, tuple[Optimizer, Sequence[KerasVariable] | None]]
+"""Optimizers and the variables that they have changed, by the optimizers' ids."""
 
 _SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 """Strategies that keep an optimizer's variables on the ps tasks."""
@@ -43,6 +49,10 @@ class StepRecorder:
             context.strategy is Strategy.REPLICATED or context.options.synchronous
         )
         self._inside = threading.local()
+        self._compiled: weakref.WeakKeyDictionary[TracedFunction, _Applied] = (
+            weakref.WeakKeyDictionary()
+        )
+        """What functions that XLA compiles apply, found when they were traced."""
         self._models: dict[int, tuple[int, Model]] = {}
         self._trained_models: dict[int, list[Model]] = {}
         """The trained models, by the number of the optimizer."""
@@ -60,6 +70,9 @@ class StepRecorder:
             },
             HandlerPlace.RECORD,
             always=True,
+        )
+        tf_patches.TABLE.install(
+            {tf_patches.FUNCTION_CALL: self._call}, HandlerPlace.RECORD, always=True
         )
 
     # --- hooks ------------------------------------------------------------------------
@@ -81,13 +94,39 @@ class StepRecorder:
             result = original(optimizer, grads, trainable_variables)
         finally:
             self._inside.apply = False
-        self._applied(optimizer, trainable_variables)
+        applied: _Applied | None = getattr(self._inside, "compiled", None)
+        if applied is not None and tf.inside_function():
+            applied[id(optimizer)] = optimizer, trainable_variables
+        else:
+            self._applied(optimizer, trainable_variables)
+        return result
+
+    def _call(
+        self,
+        original: Callable[..., Any],
+        function: TracedFunction,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Record what a function applies behind it: XLA compiles no host function."""
+        is_within = getattr(self._inside, "compiled", None) is not None
+        if is_within or not tf_internals.is_for_xla(function):
+            return original(function, *args, **kwargs)
+        applied = self._compiled.setdefault(function, {})
+        self._inside.compiled = applied
+        try:
+            result = original(function, *args, **kwargs)
+        finally:
+            self._inside.compiled = None
+        for optimizer, variables in applied.values():
+            self._applied(optimizer, variables)
         return result
 
     def _fit(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
-        without_xla(model)
+        if not self._files.xla:
+            without_xla(model)
         logs = _Logs(self, self._number_of(model))
         callbacks = kwargs.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -106,7 +145,8 @@ class StepRecorder:
     ) -> Any:
         if getattr(self._inside, "fit", False):
             return original(model, *args, **kwargs)
-        without_xla(model)
+        if not self._files.xla:
+            without_xla(model)
         result = original(model, *args, **kwargs)
         self.logs(original.__name__, self._number_of(model), _named(result))
         return result

@@ -3,8 +3,10 @@
 A cut is a node that no piece may hold, such as an exchange. The stage of a node is the
 largest number of cuts, with work between them, on any path to it. Each stage is divided
 further by the first exchange that needs its nodes: so an exchange of the last layer's
-gradients begins while those of the first layers are computed. Along each edge neither
-number falls, so pieces need each other in one direction only.
+gradients begins while those of the first layers are computed. What no exchange needs,
+such as the state of an optimizer, is read and computed in the stage that uses it, since
+pieces copy what they hand on. Along each edge neither number falls, so pieces need each
+other in one direction only.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _LEAST_NODES = 8
 and without random numbers, of which XLA draws others."""
 
 _Stage: TypeAlias = tuple[int, int]
-"""The number of cuts before a node, and the number of the first exchange after it."""
+"""A number of cuts, and the number of the first exchange after the node."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -106,7 +108,17 @@ def stages(
             first[name] = min(first[name], number)
         for needed in needs[name]:
             first[needed] = min(first[needed], first[name])
-    return {name: (cuts[name], first[name]) for name in needs}
+    latest: dict[str, int] = {}
+    """The largest number with which a node delays none of those that need it."""
+    for name in reversed(list(needs)):
+        own = latest.setdefault(name, cuts[name])
+        for needed in needs[name]:
+            least = own - (name in can_compile and needed not in can_compile)
+            latest[needed] = min(latest.get(needed, least), least)
+    return {
+        name: ((latest if first[name] == none else cuts)[name], first[name])
+        for name in needs
+    }
 
 
 def _groups(

@@ -217,7 +217,17 @@ class _Function:
         self.device = max(devices, key=lambda device: devices[device], default="")
 
     def has_known_shapes(self, node: ProtocolBuffer) -> bool:
-        """Whether the sizes of all inputs and results of a node are known."""
+        """Whether the sizes of all inputs and results of a node are known.
+
+        If those of the traced function are, so are their parts: TensorFlow does not
+        tell the shapes of what is in a list that a loop carries.
+        """
+        source = self.for_xla[node.name]
+        if source is not None and source.type == node.op:
+            return all(
+                value.dtype in _HANDLES or sizes_of(value.shape) is not None
+                for value in (*source.inputs, *source.outputs)
+            )
         return node.name not in self._of_unknown_shape and not any(
             self._is_unknown(text) for text in data_inputs(node)
         )
