@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-runtime test-launcher test-all test-rest test-exhaustive rig-packages check docs package compat chaos soak fuzz bench clean
+.PHONY: help demo test test-runtime test-launcher test-all test-exhaustive rig-packages check docs package compat chaos soak fuzz bench clean
 
 # More processes than cores: many tests wait for something most of the time. Files begin
 # in the order of tests/conftest.py, not by how many tests they have.
@@ -46,11 +46,7 @@ test-launcher: $(VENV)/.ready-test
 
 # The packages come first: some tests of the default tier use sshd where there is one.
 test-all: rig-packages
-	$(MAKE) test
-	$(MAKE) test-rest
-
-test-rest: $(VENV)/.ready-test
-	$(PYTEST) -m '(slow or testbed or chaos) and not exhaustive'
+	$(PYTEST) -m 'not exhaustive'
 
 test-exhaustive: $(VENV)/.ready-test
 	$(PYTEST) -m exhaustive

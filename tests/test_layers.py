@@ -129,12 +129,19 @@ def _tree(module: str) -> ast.Module:
     return ast.parse(source.read_text())
 
 
+@functools.cache
+def _import_statements(module: str) -> list[ast.Import | ast.ImportFrom]:
+    """Those at any place in the source of a module."""
+    nodes = ast.walk(_tree(module))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def _imports(module: str) -> Iterator[str]:
-    """Every name that the module imports, at any place in its source."""
-    for node in ast.walk(_tree(module)):
+    """Every name that the module imports."""
+    for node in _import_statements(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{module}: relative import"
             assert node.module is not None
             yield node.module
@@ -144,10 +151,10 @@ def _imports(module: str) -> Iterator[str]:
 def _modules_imported(module: str) -> Iterator[str]:
     """The imported modules; for ``from PACKAGE import MODULE`` only the latter."""
     known = set(_modules())
-    for node in ast.walk(_tree(module)):
+    for node in _import_statements(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 is_module = name.removeprefix("tfcluster.") in known
@@ -700,8 +707,8 @@ def _foreign_names(tree: ast.Module) -> set[str]:
 
 def test_the_name_of_a_class_has_one_meaning() -> None:
     modules: dict[str, set[str]] = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for module in _modules():
+        for node in ast.walk(_tree(module)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                modules.setdefault(node.name, set()).add(str(path))
+                modules.setdefault(node.name, set()).add(module)
     assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}

@@ -93,7 +93,7 @@ def test_a_run_that_ends_while_it_is_read_is_not_lost(
     read: Callable[..., RunView], tmp_path: Path
 ) -> None:
     """The run may end after its events are read and before the lock is checked."""
-    with program(MANY_SHORT_RUNS, tmp_path, "300") as launcher:
+    with program(MANY_SHORT_RUNS, tmp_path, "150") as launcher:
         while root := line_of(launcher):
             while True:
                 state = read(RunPaths(Path(root)), now_s=time.time()).state

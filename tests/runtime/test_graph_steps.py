@@ -31,9 +31,9 @@ pytestmark = MARKS
 PROGRAM = "graph_steps.py"
 STALL_S = 4
 THEMES = {
-    "inputs": 3,
+    "inputs": 2,
     "models": 2,
-    "optimizers": 3,
+    "optimizers": 2,
     "loops": 3,
     "changed_gradients": 2,
     "coupled_rows": 2,

@@ -22,11 +22,12 @@ from tests.runtime.keras_jobs import LIMIT_S, STRICT, Values
 
 pytestmark = MARKS
 
-ALIKE = ["trained", "read_in_callbacks", "saved", "assigned", "two_optimizers"]
-"""Deeds that end with the same bits, divided or not."""
-DEEDS_OF = {2: ["trained"], 3: ALIKE}
-"""Deeds by the number of ranks."""
-SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
+ALIKE = {
+    "first": (2, ["trained"]),
+    "others": (2, ["read_in_callbacks", "assigned", "two_optimizers"]),
+    "uneven": (3, ["trained", "saved"]),
+}
+"""The number of ranks, and deeds that end with the same bits, divided or not."""
 
 
 def environment(**options: object) -> dict[str, str]:
@@ -74,8 +75,8 @@ def deeds(tmp_path_factory: pytest.TempPathFactory) -> Deeds:
         ("another_thread", 2, ["another_thread"], divided),
         ("one_rank_reads", 2, ["one_rank_reads"], divided),
         ("by_ops", 2, ["trained"], by_ops | {"TF_GRPC_REUSE_PORT": "1"}),
-        *((f"whole-{n}", n, words, environment()) for n, words in DEEDS_OF.items()),
-        *((f"divided-{n}", n, words, divided) for n, words in DEEDS_OF.items()),
+        *((f"whole-{k}", n, words, environment()) for k, (n, words) in ALIKE.items()),
+        *((f"divided-{k}", n, words, divided) for k, (n, words) in ALIKE.items()),
     ]
     jobs = [
         Job(name, size, "shard_optimizer.py", (str(folder / name), *words), env)
@@ -97,34 +98,38 @@ def of_deed(ranks: list[dict[str, Any]], deed: str) -> list[Values]:
 
 
 @pytest.mark.parametrize(
-    ("deed", "size"),
+    ("name", "deed"),
     [
-        pytest.param(deed, size, marks=[pytest.mark.slow] * (size > 2))
-        for size, words in DEEDS_OF.items()
+        pytest.param(name, deed, marks=[pytest.mark.slow] * (name != "first"))
+        for name, (_, words) in ALIKE.items()
         for deed in words
     ],
 )
-def test_ranks_train_the_same_bits(deeds: Deeds, deed: str, size: int) -> None:
-    whole = of_deed(deeds.of(f"whole-{size}", size), deed)
-    divided = of_deed(deeds.of(f"divided-{size}", size), deed)
+def test_ranks_train_the_same_bits(deeds: Deeds, name: str, deed: str) -> None:
+    size, _ = ALIKE[name]
+    whole = of_deed(deeds.of(f"whole-{name}", size), deed)
+    divided = of_deed(deeds.of(f"divided-{name}", size), deed)
     assert whole[0]
     assert_equal_on_all_ranks([whole[0], *divided])
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_rank_holds_its_piece_until_somebody_reads(deeds: Deeds, size: int) -> None:
-    for rank in deeds.of(f"divided-{size}", size):
+@pytest.mark.parametrize(
+    "name", ["first", pytest.param("uneven", marks=pytest.mark.slow)]
+)
+def test_a_rank_holds_its_piece_until_somebody_reads(deeds: Deeds, name: str) -> None:
+    size, _ = ALIKE[name]
+    for rank in deeds.of(f"divided-{name}", size):
         training, iterations_read, all_read = rank["trained/bytes"]
         # Small ones are whole, and the longest dimension may not be divisible.
         assert all_read / size <= training < all_read / size * 1.1
         assert iterations_read == training
-    for rank in deeds.of(f"whole-{size}", size):
+    for rank in deeds.of(f"whole-{name}", size):
         assert len(set(rank["trained/bytes"])) == 1
 
 
 @pytest.mark.slow
 def test_training_goes_on_where_it_was_saved(deeds: Deeds) -> None:
-    (rank, *_) = of_deed(deeds.of("divided-3", 3), "saved")
+    (rank, *_) = of_deed(deeds.of("divided-uneven", 3), "saved")
     states = {
         name: {k.rpartition("_")[2]: v for k, v in rank.items() if f"/{name}_" in k}
         for name in ("saved", "later", "restored", "again", "loaded", "resumed")
@@ -136,8 +141,8 @@ def test_training_goes_on_where_it_was_saved(deeds: Deeds) -> None:
 
 @pytest.mark.slow
 def test_one_process_reads_whole_slots(deeds: Deeds) -> None:
-    (rank, *_) = of_deed(deeds.of("divided-3", 3), "saved")
-    found = of_file(deeds.jobs["divided-3"].folder / "saved" / "model.keras")
+    (rank, *_) = of_deed(deeds.of("divided-uneven", 3), "saved")
+    found = of_file(deeds.jobs["divided-uneven"].folder / "saved" / "model.keras")
     for place, array in enumerate(found):
         np.testing.assert_array_equal(array, rank[f"saved/saved_s{place}"])
     assert sum(array.ndim == 2 for array in found) == 6

@@ -420,7 +420,7 @@ PLANTED = {
 
 
 VARIANTS = {
-    "unseeded data in a loop",
+    "unseeded data",
     "a rate by the number of ranks",
     "a rate by the rank, later",
 }

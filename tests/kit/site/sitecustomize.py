@@ -1,8 +1,8 @@
 """The ``sitecustomize`` of programs that tests start: Keras's import is quicker.
 
-If scikit-learn and matplotlib are installed, the import of Keras imports them for its
-wrappers and its galleries. No test uses those, and without them TensorFlow and Keras
-need 40% less time to import. A program that imports one of them by itself gets it.
+If scikit-learn, matplotlib and the like are installed, the import of Keras imports them
+for its wrappers and its galleries. No test uses those, and without them TensorFlow and
+Keras need 40% less time to import. A program that imports one by itself gets it.
 """
 
 import sys
@@ -11,7 +11,8 @@ TYPE_CHECKING = False  # Not from typing, which takes a long time to import.
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OPTIONAL = ("matplotlib", "sklearn")
+_OPTIONAL = ("IPython", "matplotlib", "scipy", "sklearn")
+_KERAS = ("keras.", "tensorflow.python.keras.")
 
 
 class _NotForKeras:
@@ -20,7 +21,7 @@ class _NotForKeras:
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: object = None
     ) -> None:
-        if name in _OPTIONAL and _importer().startswith("keras."):
+        if name in _OPTIONAL and _importer().startswith(_KERAS):
             raise ModuleNotFoundError(f"hidden from Keras: {name}", name=name)
 
 

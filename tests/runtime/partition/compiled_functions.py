@@ -35,9 +35,12 @@ def rows() -> Any:
     return tf.constant(np.random.default_rng(1).normal(size=(12, 5)))
 
 
-@pytest.mark.parametrize(("size", "call"), [(2, False), (2, True), (3, True)])
 @pytest.mark.parametrize(
-    ("outer", "inner"), [(False, False), (False, True), (True, False), (True, True)]
+    ("size", "call", "outer", "inner"),
+    [
+        *((2, False, False, False), (2, False, False, True), (2, False, True, False)),
+        *((3, True, False, True), (3, True, True, False), (3, True, True, True)),
+    ],
 )
 def test_pieces_of_a_function_are_compiled(
     size: int, call: bool, outer: bool, inner: bool

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 
-from tests.runtime.partition.rule_checks import Chance, seeds
+from tests.runtime.partition.rule_checks import Chance, few, seeds
 from tests.runtime.partition.simulated import divide
 from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
-
-two = settings(max_examples=2, deadline=None)
 
 # Functions of rows of 3 numbers, and of one number that is whole.
 
@@ -264,7 +262,7 @@ def _divided_and_equal(
 
 @pytest.mark.parametrize("function", FORMS, ids=lambda f: f.__name__[1:])
 @given(seeds)
-@two
+@few
 def test_values(function: Callable[..., Any], seed: int) -> None:
     _divided_and_equal(function, seed)
 
@@ -279,7 +277,7 @@ NO_GRADIENTS = {_shapes_grow, _columns_grow}
     ids=lambda f: f.__name__[1:],
 )
 @given(seeds)
-@settings(max_examples=1, deadline=None)
+@few
 def test_gradients(function: Callable[..., Any], seed: int) -> None:
     def both(x: Any, n: Any) -> Any:
         with tf.GradientTape() as tape:

@@ -88,7 +88,7 @@ def assert_divided(make: Make, size: int) -> None:
             rank.parts.take()
 
 
-@pytest.mark.parametrize(("count", "size"), [(41, 2), (42, 3), (47, 3), (47, 5)])
+@pytest.mark.parametrize(("count", "size"), [(17, 2), (18, 3), (23, 5)])
 def test_rows_of_full_and_of_smaller_last_batches(count: int, size: int) -> None:
     assert_divided(lambda: lines(count).map(labelled).batch(8), size)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.eager.context import Context
 from tensorflow.python.eager.polymorphic_function.concrete_function import (
     ConcreteFunction,
@@ -17,6 +18,9 @@ from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import OpWriter, Ref
+
+# Functions begin sooner without the optimization of graphs, which other tests have.
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 class RanksThatCall(Ranks):

@@ -2,6 +2,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Allgather, broadcast, alltoall, objects and shutdown, on every rank."""
 
+import itertools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -22,19 +24,18 @@ from tests.runtime.programs.checks import RANK, SIZE
 
 
 def check_allgather():
-    for dtype in (*FLOATS, *INTEGERS, *COMPLEX, "bool"):
-        for axis in (0, 1, 2, -1):
-            shape = [2, 3, 2]
+    dtypes = (*FLOATS, *INTEGERS, *COMPLEX, "bool")
+    for dtype, axis in zip(dtypes, itertools.cycle((0, 1, 2, -1)), strict=False):
 
-            def part(rank, axis=axis, shape=shape, dtype=dtype):
-                own = list(shape)
-                own[axis] = rank  # Empty on rank 0.
-                return of_rank(rank, own, dtype)
+        def part(rank, axis=axis, dtype=dtype):
+            own = [2, 3, 2]
+            own[axis] = rank  # Empty on rank 0.
+            return of_rank(rank, own, dtype)
 
-            found = tfc.allgather(tf.constant(part(RANK)), axis)
-            expected = np.concatenate([part(rank) for rank in range(SIZE)], axis)
-            assert found.dtype.name == dtype
-            np.testing.assert_array_equal(found.numpy(), expected)
+        found = tfc.allgather(tf.constant(part(RANK)), axis)
+        expected = np.concatenate([part(rank) for rank in range(SIZE)], axis)
+        assert found.dtype.name == dtype
+        np.testing.assert_array_equal(found.numpy(), expected)
 
     @tf.function(input_signature=[tf.TensorSpec([None, 2])])
     def gathered(tensor):
@@ -97,14 +98,14 @@ def check_alltoall():
 
 
 def check_reducescatter():
-    for rows in (2 * SIZE, 2 * SIZE + 1, 3 * SIZE - 1, 0):
-        for dtype, name in pairs():
-            parts = [of_rank(rank, (rows, 2), dtype) for rank in range(SIZE)]
-            each, more = divmod(rows, SIZE)
-            start = RANK * each + min(RANK, more)
-            end = start + each + int(more > RANK)
-            found = tfc.reducescatter(tf.constant(parts[RANK]), op=OPS[name])
-            same(found, combined(name, parts)[start:end], dtype)
+    counts = itertools.cycle((2 * SIZE, 2 * SIZE + 1, 3 * SIZE - 1, 0))
+    for (dtype, name), rows in zip(pairs(), counts, strict=False):
+        parts = [of_rank(rank, (rows, 2), dtype) for rank in range(SIZE)]
+        each, more = divmod(rows, SIZE)
+        start = RANK * each + min(RANK, more)
+        end = start + each + int(more > RANK)
+        found = tfc.reducescatter(tf.constant(parts[RANK]), op=OPS[name])
+        same(found, combined(name, parts)[start:end], dtype)
     own = tf.ones([SIZE, 2]) * RANK
     np.testing.assert_allclose(tfc.reducescatter(own).numpy(), [[(SIZE - 1) / 2] * 2])
 

@@ -118,13 +118,13 @@ def check_optimizer_is_saved():
 
 
 def check_training_loops_are_those_of_one_process():
-    for make in OPTIMIZERS.values():
+    for place, make in enumerate(OPTIMIZERS.values()):
         expected = by_loop(make(), whole=True, graph=False)
-        for graph in (False, True):
-            optimizer = hvd.DistributedOptimizer(make())
-            close(by_loop(optimizer, whole=False, graph=graph), expected)
-            taped = by_loop(make(), False, graph, hvd.DistributedGradientTape)
-            close(taped, expected)
+        graph = place % 2 == 1
+        optimizer = hvd.DistributedOptimizer(make())
+        close(by_loop(optimizer, whole=False, graph=graph), expected)
+        taped = by_loop(make(), False, not graph, hvd.DistributedGradientTape)
+        close(taped, expected)
 
 
 def check_training_fit_is_that_of_one_process():

@@ -23,6 +23,7 @@ import faulthandler
 import gc
 import json
 import os
+import pkgutil
 import runpy
 import secrets
 import select
@@ -32,6 +33,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 
 FIRST_S = 30.0
@@ -43,7 +45,8 @@ Job = tuple[str, int, str, list[str], dict[str, str], int]
 
 
 def main(listening: socket.socket) -> None:
-    __import__("keras")
+    import_module("keras")
+    _import_all_of("tfcluster.runtime")  # Most ranks need most of it.
     if GPU:
         trainer = sys.modules["keras.src.trainers.trainer"]
         trainer.model_supports_jit = lambda model: False  # type: ignore[attr-defined]  # of a module
@@ -70,6 +73,13 @@ def main(listening: socket.socket) -> None:
             served[os.pidfd_open(pid)] = pid
         elif not served:
             return
+
+
+def _import_all_of(package: str) -> None:
+    folder = import_module(package).__path__
+    for module in pkgutil.walk_packages(folder, f"{package}."):
+        if not module.name.endswith(("__main__", "sitecustomize")):
+            import_module(module.name)
 
 
 def serve(channel: socket.socket) -> None:
