@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,16 +11,12 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveError
-from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
-from tfcluster.runtime.partition.functions import (
-    Function,
-    all_nodes,
-    function_named,
-)
+from tfcluster.runtime.partition.function_programs import FunctionPrograms
+from tfcluster.runtime.partition.functions import Function
 from tfcluster.runtime.partition.input_parts import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import (
@@ -33,7 +27,6 @@ from tfcluster.runtime.partition.programs import (
     gather,
 )
 from tfcluster.runtime.partition.rewrite import Written
-from tfcluster.runtime.partition.script_lines import line_of
 from tfcluster.runtime.partition.slots import Slots
 from tfcluster.runtime.partition.table_lookups import made_whole
 from tfcluster.runtime.partition.taken_batches import handed
@@ -126,8 +119,6 @@ class Hook:
         self._own_rows = None if alone is None else OwnRows(ranks.splits[0])
         self._ranks = ranks
         self._new_exchanger = new_exchanger
-        self._seeds = random.Random(seed)
-        self._strict = strict
         self._agree = agree
         self._join = join
         self._is_paused = is_paused
@@ -136,17 +127,18 @@ class Hook:
         self._together = together
         self._divided_inputs = divided_inputs or DividedInputs()
         self._variable_names = variable_names
-        self._functions: dict[str, Programs | None] = {}
+        self._programs = FunctionPrograms(
+            self._new_programs, seed=seed, strict=strict, note=self._note
+        )
         self._busy = threading.local()
         self._parts: dict[int, tuple[object, RowPart]] = {}
         """The tensors that are parts, by ``id``, each with a reference that ends it."""
         self._gathers: dict[object, Written] = {}
-        self._most_functions = 256
-        """When there are so many functions, those that are gone are forgotten."""
-        self._without_xla: set[str] = set()
-        """The labels of the functions of which that was said."""
-        self.programs: list[RankProgram] = []
-        """All that have run, in the order of their first run."""
+
+    @property
+    def programs(self) -> list[RankProgram]:
+        """All programs that have run, in the order of their first run."""
+        return self._programs.noted
 
     # --- the hooks --------------------------------------------------------------------
 
@@ -197,7 +189,7 @@ class Hook:
         self._busy.now = True
         pass_point()
         try:
-            programs = self._programs_of(text)
+            programs = self._programs.of(text)
             values = [self._input(tensor) for tensor in inputs]
             fetched = () if programs is None else programs.fetches
             self._divided_inputs.begin(inputs, fetched)
@@ -221,7 +213,7 @@ class Hook:
                 rest = handed(programs.fetches, _wholes(taken), inputs)
                 self._divided_inputs.begin(rest)
                 values = [self._input(tensor) for tensor in rest]
-                whole = self._checked(programs.without_batches(values))
+                whole = self._programs.checked(programs.without_batches(values))
                 if whole.is_divided and whole.written and whole.written.exchanges:
                     raise ended
                 self._make_whole(rest)
@@ -276,16 +268,12 @@ class Hook:
         if not iterators:
             yield
             return
-        seeds = self._seeds.getstate() if programs.is_unused else None
         try:
-            with self._together(programs.label):
+            with self._programs.made_by_all(programs), self._together(programs.label):
                 yield
         except tf.errors.OpError as error:
             for iterator in iterators:
                 iterator.fail(error)
-            if seeds is not None:
-                self._seeds.setstate(seeds)
-                del self._functions[programs.function.name]
             raise
 
     def _prepared(
@@ -446,7 +434,7 @@ class Hook:
             whole = [batch.if_it_differs() for batch in taken]
             values = values[:first]
             values += (value for batch in whole for value in batch.values)
-            program = self._checked(
+            program = self._programs.checked(
                 programs.program(values, keeps_parts=self._keeps_parts)
             )
             return self._agreed(programs, values, program, whole)
@@ -459,41 +447,14 @@ class Hook:
             self._agree(f"{programs.label} with the chief's batch", [], [], words)
         return values, program
 
-    def _programs_of(self, name: str) -> Programs | None:
-        """The programs of a function; None if it cannot be read."""
-        if name not in self._functions:
-            if len(self._functions) >= self._most_functions:
-                self._forget()
-            try:
-                self._functions[name] = self._new_programs(name)
-            except Exception as error:
-                if self._strict:
-                    raise
-                self._functions[name] = None
-                sys.stderr.write(f"tfcluster: {name} is computed whole: {error}\n")
-        return self._functions[name]
-
-    def _forget(self) -> None:
-        """Forget functions that TensorFlow has forgotten, and their programs."""
-        gone: set[RankProgram] = set()
-        for name in list(self._functions):
-            if tf_functions.is_registered(name):
-                continue
-            programs = self._functions.pop(name)
-            if programs is not None:
-                gone |= set(programs.forget())
-        self.programs = [program for program in self.programs if program not in gone]
-        self._most_functions = max(256, 2 * len(self._functions))
-
-    def _new_programs(self, name: str) -> Programs | None:
-        function = function_named(name)
-        if function is None or _exchanges_by_itself(function):
-            return None
+    def _new_programs(
+        self, function: Function, new_seed: Callable[[], int]
+    ) -> Programs:
         return Programs(
             function,
             self._ranks,
             self._new_exchanger,
-            self._new_seed,
+            new_seed,
             self._variable_names,
             self._visible(function),
             self._own_rows,
@@ -521,41 +482,11 @@ class Hook:
         program = programs.program(values, keeps_parts=self._keeps_parts)
         if not program.is_noted:
             self._divided.note_undivided(programs.variables(values))
-        return self._checked(program)
+        return self._programs.checked(program)
 
-    def _checked(self, program: RankProgram) -> RankProgram:
-        """The program, noted; raises why there is none if the hook is strict."""
-        if program.error is not None and self._strict:
-            raise program.error
-        if not program.is_noted:
-            program.is_noted = True
-            self.programs.append(program)
-            if program.placed is not None:
-                self._divided.note_whole(program.label, made_whole(program.placed))
-            if program.error is not None:
-                reason = f"{program.label} is computed whole: {program.error}"
-                sys.stderr.write(f"tfcluster: {reason}\n")
-            is_new = program.label not in self._without_xla
-            if is_new and program.xla is not None and program.xla.left:
-                self._without_xla.add(program.label)
-                sys.stderr.write(f"tfcluster: {_left_by_xla(program)}\n")
-        return program
-
-    def _new_seed(self) -> int:
-        return self._seeds.getrandbits(62) + 1
-
-
-def _left_by_xla(program: RankProgram) -> str:
-    """Which op of a program runs without XLA, though the script asks for it."""
-    assert program.xla is not None
-    first, *others = program.xla.left
-    line = line_of(first.node, program.function)
-    place = "" if line is None else f" in {line}"
-    more = f" (and {len(others)} more)" if others else ""
-    return (
-        f"{program.label} runs without XLA in part, though jit_compile is set: "
-        f"{first.node.type}{place}{more}: {first.reason}"
-    )
+    def _note(self, program: RankProgram) -> None:
+        if program.placed is not None:
+            self._divided.note_whole(program.label, made_whole(program.placed))
 
 
 def _wholes(taken: Sequence[TakenBatch]) -> list[Tensor]:
@@ -564,15 +495,6 @@ def _wholes(taken: Sequence[TakenBatch]) -> list[Tensor]:
 
 def _words_of(program: RankProgram) -> Sequence[str]:
     return () if program.written is None else program.written.words
-
-
-def _exchanges_by_itself(function: Function) -> bool:
-    """Whether the program distributes this function, by exchanges of its own."""
-    return any(
-        node.op.startswith("Collective")
-        or (node.op == "PyFunc" and OP_NAME in node.name)
-        for node in all_nodes(function)
-    )
 
 
 _FORWARD = "__forward_"

@@ -69,7 +69,7 @@ class ExplainHook(Hook):
             return original(context, name, inputs, outputs)
         self._busy.now = True
         try:
-            programs = self._programs_of(text)
+            programs = self._programs.of(text)
             if programs is None:
                 return original(context, name, inputs, outputs)
             taken: list[Tensor] = []
