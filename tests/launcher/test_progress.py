@@ -6,7 +6,7 @@ from tests.protocol.kinds import example
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.progress import Progress, blame
 from tfcluster.protocol.messages import Exited, Gpu, Usage
-from tfcluster.protocol.task_events import Position, Stack, Step, Waiting
+from tfcluster.protocol.task_events import EpochPosition, Stack, Step, Waiting
 
 CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
 RANKS = {0: CHIEF, 1: W0, 2: W1}
@@ -84,7 +84,7 @@ def test_without_a_timeout_nothing_stalls() -> None:
 def test_what_tasks_report_and_use_is_one_record() -> None:
     progress = Progress(None)
     progress.started(W0, 0.0, reports=True, attempt=1)
-    where = Position(3, 12, 17, None, {"loss": 0.5, "nan": None})
+    where = EpochPosition(3, 12, 17, None, {"loss": 0.5, "nan": None})
     progress.step(W0, Step(9, None, 0.25, None, where), 1.0)
     gpu = Gpu(0, "GPU-a", 0.5, None, None)
     progress.uses(W0, Usage("worker:0", 1, 70, 2.0, 4, (gpu,)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.task_files import TraceFiles
-from tfcluster.protocol.task_events import Trace
+from tfcluster.protocol.task_events import TraceMessage
 from tfcluster.record.paths import RunPaths
 
 TASK = TaskId("worker", 1)
@@ -20,7 +20,7 @@ def _numbers(path: Path) -> list[int]:
 def test_lines_have_what_is_known_of_the_task(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     files = TraceFiles(paths)
-    files.add(TASK, 2, "h1", Trace(3, 4, 5, ("step",), "[]"))
+    files.add(TASK, 2, "h1", TraceMessage(3, 4, 5, ("step",), "[]"))
     assert files.close(10.0) is None
     assert json.loads(paths.trace(TASK).read_bytes()) == {
         "attempt": 2,
@@ -39,7 +39,7 @@ def test_a_full_file_becomes_the_older_one(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     files = TraceFiles(paths, limit_bytes=900)
     for number in range(40):
-        files.add(TASK, 0, "h1", Trace(number, number, 0, (), ""))
+        files.add(TASK, 0, "h1", TraceMessage(number, number, 0, (), ""))
     files.close(10.0)
     both = [paths.older_trace(TASK), paths.trace(TASK)]
     assert all(path.stat().st_size <= 900 for path in both)
@@ -51,7 +51,7 @@ def test_a_full_file_becomes_the_older_one(tmp_path: Path) -> None:
 def test_a_file_in_the_way_is_said(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("")
     files = TraceFiles(RunPaths(tmp_path))
-    files.add(TASK, 0, "h1", Trace(0, 0, 0, (), ""))
+    files.add(TASK, 0, "h1", TraceMessage(0, 0, 0, (), ""))
     assert "trace" in (files.close(10.0) or "")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.harness import start_cold
-from tfcluster.protocol.task_events import ExchangeTotal, Position, Waiting
+from tfcluster.protocol.task_events import EpochPosition, ExchangeTotal, Waiting
 from tfcluster.runtime.telemetry import agent_channel
 from tfcluster.runtime.telemetry.agent_channel import Reporter, claim, numbers
 
@@ -100,7 +100,7 @@ def test_a_step_bears_the_position_that_held_when_it_was_made(pair: Pair) -> Non
     clock = Clock()
     reporter = Reporter(task, clock)
     with reporter.keeping_position():
-        reporter.position = lambda: Position(2, None, 1, None, {"loss": -0.5})
+        reporter.position = lambda: EpochPosition(2, None, 1, None, {"loss": -0.5})
         reporter.step(1, 1.0, 0.0, 700)
         reporter.step(2, 1.0, 0.0, 1400)
     clock.now += 0.5
@@ -119,7 +119,7 @@ def test_a_step_bears_the_position_that_held_when_it_was_made(pair: Pair) -> Non
 def test_a_position_that_fails_does_not_harm_the_program(pair: Pair) -> None:
     agent, task = pair
     reporter = Reporter(task)
-    reporter.position = lambda: Position(1 // 0, None, 1, None, {})
+    reporter.position = lambda: EpochPosition(1 // 0, None, 1, None, {})
     reporter.step(1, 1.0, 0.0)
     assert hear(agent, 1)[0]["step"] == 1
 

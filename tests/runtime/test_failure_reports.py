@@ -13,7 +13,7 @@ from tfcluster.runtime.collective.peer_reports import (
     ExitReport,
     Query,
     RankProgress,
-    Ready,
+    ReadyMessage,
     SignalMessage,
     cannot_succeed,
     decode,
@@ -81,7 +81,7 @@ def test_the_lowest_waiting_rank_reports() -> None:
 
 
 def test_messages_survive_the_wire() -> None:
-    for message in (Query(MINE), Exit(LATE), Ready(), SignalMessage(15, 2)):
+    for message in (Query(MINE), Exit(LATE), ReadyMessage(), SignalMessage(15, 2)):
         assert decode(parse(encode(message))) == message
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.kit.ranks import as_threads, results
 from tests.runtime.test_step_rate import Clock
 from tfcluster.protocol.frames import encode
-from tfcluster.protocol.task_events import Trace
+from tfcluster.protocol.task_events import TraceMessage
 from tfcluster.protocol.wire import parse
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import meet, reduce_arrays
@@ -32,7 +32,7 @@ class Heard:
         self.batches: list[dict[str, Any]] = []
         self.tracer = Tracer(self._say, **options)
 
-    def _say(self, batch: Trace) -> None:
+    def _say(self, batch: TraceMessage) -> None:
         self.batches.append(parse(encode(batch)))
 
     def rows(self) -> list[list[Any]]:
@@ -192,7 +192,7 @@ def test_an_agent_that_does_not_read_does_not_hold_up_the_end() -> None:
     reporter = Reporter(ours)
     with ours, theirs:
         for _ in range(10):
-            reporter.send(Trace(0, 0, 0, (), "x" * 60_000))
+            reporter.send(TraceMessage(0, 0, 0, (), "x" * 60_000))
         reporter.drain(0.05)
 
 

@@ -189,9 +189,9 @@ class TaskTable:
 
         def say(event: Frame) -> None:
             kind = event["type"]
-            if kind == type_of(task_events.Exchanged):
+            if kind == type_of(task_events.ExchangedMessage):
                 task.exchanged = True
-            elif kind == type_of(task_events.Server):
+            elif kind == type_of(task_events.ServerMessage):
                 self._ports.serves(task, task_events.decode_server(event).port)
             else:
                 channel.send_event(messages.Event(*task.key, event=event))

@@ -234,6 +234,9 @@ class ExplainedFunction(TypedDict):
     pipelines: Annotated[
         list[ExplainedPipeline], "The datasets that it reads batch by batch."
     ]
+    assigned: Annotated[
+        list[str], "What a rank holds of its variables with runtime.shard_optimizer."
+    ]
     error: Annotated[str | None, "Why the function could not be divided at all."]
 
 

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.task_id import TaskId
-from tfcluster.protocol.task_events import Trace
+from tfcluster.protocol.task_events import TraceMessage
 from tfcluster.record.files import open_private, write_all
 from tfcluster.record.paths import FOLDER_MODE, RunPaths
 
@@ -98,7 +98,7 @@ class TraceFiles(_TaskFiles):
         self._older = paths.older_trace
         self._limit_bytes = limit_bytes
 
-    def add(self, task: TaskId, attempt: int, host: str, batch: Trace) -> None:
+    def add(self, task: TaskId, attempt: int, host: str, batch: TraceMessage) -> None:
         line = {"attempt": attempt, "host": host, **as_dict(batch)}
         self._put(task, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 

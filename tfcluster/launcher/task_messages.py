@@ -19,7 +19,7 @@ from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.lifecycle import events
 from tfcluster.protocol import messages, task_events
 from tfcluster.protocol.frames import ProtocolError
-from tfcluster.protocol.task_events import Epoch, Exchanges, Serving, Step, Trace
+from tfcluster.protocol.task_events import Epoch, Serving, Step, TraceMessage
 from tfcluster.record.metrics import EPOCH, EXCHANGES
 
 _MAX_TEXT = 300
@@ -27,7 +27,7 @@ _MOST_TOTALS = 20
 _MOST_VERSIONS = 20
 _MAX_EVENTS = 1000
 _MAX_PHASE = 80
-_UNLIMITED = (Step, Serving, Epoch, Exchanges, Trace)
+_UNLIMITED = (Step, Serving, Epoch, task_events.ExchangesMessage, TraceMessage)
 """Only the latest of these events is kept, or the record bounds their number."""
 
 
@@ -145,7 +145,7 @@ class TaskMessages:
         try:
             said = task_events.decode(event)
         except ProtocolError as error:
-            said = task_events.Note(f"it reports what is not valid: {error}")
+            said = task_events.NoteMessage(f"it reports what is not valid: {error}")
         if not isinstance(said, _UNLIMITED) and not self._may_say_more(key):
             return
         match said:
@@ -158,28 +158,28 @@ class TaskMessages:
                 keys = {"attempt": attempt, "step": step, "epoch": epoch}
                 journal.metrics(EPOCH, name, **keys, metrics=metrics)
                 progress.epoch(task, epoch, metrics)
-            case Exchanges(totals):
+            case task_events.ExchangesMessage(totals):
                 costs = [as_dict(total) for total in totals[:_MOST_TOTALS]]
                 journal.metrics(EXCHANGES, name, attempt=attempt, totals=costs)
             case task_events.Versions(versions):
                 some = list(versions.items())[:_MOST_VERSIONS]
                 shown = {k[:_MAX_PHASE]: v[:_MAX_PHASE] for k, v in some}
                 journal.event("versions", task=name, versions=shown)
-            case task_events.Phase(phase):
+            case task_events.PhaseMessage(phase):
                 shown_phase = phase[:_MAX_PHASE]
                 journal.event("task", task=name, attempt=attempt, phase=shown_phase)
-            case Trace():
+            case TraceMessage():
                 self._traces.add(task, attempt, host, said)
             case task_events.Waiting():
                 journal.event("waiting", task=name, attempt=attempt, **_waiting(said))
             case task_events.WarningMessage(text):
                 self._warn(task, "warning", text)
-            case task_events.Note(text):
+            case task_events.NoteMessage(text):
                 self._warn(task, "note", text)
             case task_events.ColdStart(text):
                 self.cold.add(task)
                 self._warn(task, "note", text)
-            case task_events.Failure(cause):
+            case task_events.FailureMessage(cause):
                 self._causes[key] = cause[:_MAX_TEXT]
             case task_events.Stack(text, waiting):
                 self.answers[task] = said

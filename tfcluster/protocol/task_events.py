@@ -15,7 +15,7 @@ class TaskEvent(Struct):
     """Base class of all events."""
 
 
-class Phase(TaskEvent):
+class PhaseMessage(TaskEvent):
     phase: str
 
 
@@ -23,7 +23,7 @@ class Versions(TaskEvent):
     versions: Mapping[str, str]
 
 
-class Position(Struct):
+class EpochPosition(Struct):
     """Where the program is in ``fit``; a metric that is not finite is None."""
 
     epoch: int
@@ -40,7 +40,7 @@ class Step(TaskEvent):
     steps_per_s: float | None
     wait_share: float | None
     bytes: int | None
-    position: Position | None
+    position: EpochPosition | None
 
 
 class Epoch(TaskEvent):
@@ -60,7 +60,7 @@ class ExchangeTotal(Struct):
     bytes: int = 0
 
 
-class Exchanges(TaskEvent):
+class ExchangesMessage(TaskEvent):
     totals: tuple[ExchangeTotal, ...]
 
 
@@ -82,7 +82,7 @@ class Waiting(TaskEvent):
     ranks: tuple[int, ...] = ()
 
 
-class Trace(TaskEvent):
+class TraceMessage(TaskEvent):
     """Events ``first`` to ``last`` as a JSON text, which nobody parses on the way."""
 
     first: int
@@ -96,7 +96,7 @@ class WarningMessage(TaskEvent):
     text: str
 
 
-class Note(TaskEvent):
+class NoteMessage(TaskEvent):
     text: str
 
 
@@ -104,7 +104,7 @@ class ColdStart(TaskEvent):
     text: str
 
 
-class Failure(TaskEvent):
+class FailureMessage(TaskEvent):
     cause: str
 
 
@@ -115,14 +115,14 @@ class Stack(TaskEvent):
     waiting: Waiting | None
 
 
-class Server(TaskEvent):
+class ServerMessage(TaskEvent):
     port: int
 
 
-class Exchanged(TaskEvent):
+class ExchangedMessage(TaskEvent):
     pass
 
 
 decode = decoder(TaskEvent)
-decode_server = decoder(Server)
+decode_server = decoder(ServerMessage)
 """Both raise ProtocolError."""

@@ -38,7 +38,7 @@ def start(context: Context) -> Server:
 
 def report(address: str) -> None:
     """Tell the agent that a server listens at our address ``host:port``."""
-    reporter().send(task_events.Server(int(address.rpartition(":")[2])))
+    reporter().send(task_events.ServerMessage(int(address.rpartition(":")[2])))
 
 
 def filters_of(context: Context) -> tuple[str, ...]:

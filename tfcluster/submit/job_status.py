@@ -17,7 +17,7 @@ from tfcluster.base.states import RunState, TaskState
 from tfcluster.console.text import duration
 from tfcluster.record.continuation import first, successor, was_requeued
 from tfcluster.record.events import Writer
-from tfcluster.record.files import read_json
+from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import last_lines
@@ -129,9 +129,9 @@ def _lost(view: RunView, job: QueuedJob, state: JobState) -> RunView:
 
 
 def settle(paths: RunPaths, state: RunState, code: ExitCode, reason: str) -> None:
-    """Write the end of a run whose launcher will never write it."""
+    """Write the end and the report of a run whose launcher will never write them."""
     job = read_json(paths.job) or {}
-    with contextlib.suppress(ResourceError):
+    with contextlib.suppress(ResourceError, OSError):
         writer = Writer(paths)
         if not paths.events.stat().st_size:
             writer.append(
@@ -147,9 +147,16 @@ def settle(paths: RunPaths, state: RunState, code: ExitCode, reason: str) -> Non
         if state is RunState.FAILED:
             failure = {"type": "failure", "cause": reason, "log_tail": log_tail(paths)}
             writer.append({**failure, "log": str(paths.launcher_log)})
+        is_lost = state is RunState.LOST
+        for task in read_run(paths, now_s=time.time()).tasks:
+            if not task.state.final:
+                its = {"task": task.task, "attempt": task.attempt}
+                word = TaskState.LOST if is_lost else TaskState.STOPPED
+                writer.append({"type": "task", **its, "state": str(word)})
         end = {"type": "end", "state": str(state), "exit_code": int(code)}
         writer.append({**end, "reason": reason})
         writer.close(ASK_S)
+        replace_json(paths.report, read_run(paths, now_s=time.time()).to_json())
 
 
 def log_tail(paths: RunPaths) -> list[str]:

@@ -22,7 +22,7 @@ from tfcluster.runtime.collective.peer_reports import (
     ExitReport,
     Query,
     RankProgress,
-    Ready,
+    ReadyMessage,
 )
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.transports import multiplexed_sockets, pmi_server
@@ -131,7 +131,13 @@ def _reports() -> Sequence[bytes]:
     state = {"weights": "norm 1.5 of 3", "seed": "7"}
     left = ExitReport(41, "CollectiveError", "no", 12, state)
     ended = ExitReport(41, "", "ended", 12, state)
-    frames = [Query(progress), Answer(progress), Exit(left), Exit(ended), Ready()]
+    frames = [
+        Query(progress),
+        Answer(progress),
+        Exit(left),
+        Exit(ended),
+        ReadyMessage(),
+    ]
     return [*map(encode, frames), b"".join(map(encode, frames))]
 
 

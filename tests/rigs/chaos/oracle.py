@@ -80,7 +80,9 @@ def _blamed(status: Mapping[str, Any], injected: Injected) -> Iterator[str]:
     told = f"{named.get('task')} on {named.get('host')}: {named.get('cause')}"
     told = f"first failure {told!r}" if named else "no first failure"
     if fault.blame is Blame.LAUNCHER:
-        if (status.get("state"), status.get("exit_code")) != ("lost", 5):
+        found = status.get("state"), status.get("exit_code")
+        recorded_nothing = "before the launcher recorded" in str(named.get("cause"))
+        if found != ("lost", 5) and not (found == ("failed", 4) and recorded_nothing):
             yield f"the launcher was killed, but the run has {status.get('state')}"
     elif fault.blame is Blame.TASK:
         found = named.get("task"), named.get("signal")

@@ -18,6 +18,7 @@ from tfcluster.runtime.partition import tf_functions, variable_placements
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.functions import parsed
 from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     HandleOf,
@@ -25,7 +26,7 @@ from tfcluster.runtime.partition.placement import (
     Ranks,
     Shard,
 )
-from tfcluster.runtime.partition.propagate import Placed, propagate
+from tfcluster.runtime.partition.propagate import propagate
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.slots import Slots
 from tfcluster.runtime.partition.specialise import specialise

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.functions import parsed
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import REPLICATE, Placement, Ranks
-from tfcluster.runtime.partition.propagate import Placed, propagate
+from tfcluster.runtime.partition.propagate import propagate
 from tfcluster.runtime.partition.rewrite import Written, rewrite
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import specialise

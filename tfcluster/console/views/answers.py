@@ -136,7 +136,7 @@ def explanation_lines(answer: Mapping[str, Any], *, brief: bool = False) -> list
     ]
     shown += _pipelines(divisible)
     for function in divisible:
-        shown += _exchanged(function) + _whole(function) + function["slots"]
+        shown += _exchanged(function) + _whole(function) + function["assigned"]
     others = [function for function in functions if function not in divisible]
     for function in others:
         if function["error"]:

@@ -32,7 +32,7 @@ from tfcluster.runtime.collective.peer_reports import (
     Position,
     Query,
     RankProgress,
-    Ready,
+    ReadyMessage,
     SignalMessage,
     awaited_text,
     cannot_succeed,
@@ -354,7 +354,7 @@ class PeerMonitor:
             _prepare(connection)
             ranks[connection.fileno()] = rank
             poll.register(connection, select.POLLIN)
-            _send(connection, Ready())
+            _send(connection, ReadyMessage())
         while ranks or not self._closed:
             for descriptor, _ in poll.poll(self._sleep_s() * 1000):
                 rank = ranks[descriptor]
@@ -405,7 +405,7 @@ class PeerMonitor:
                     _send(self._found[rank], Heard())
                 case Heard():
                     self._heard_by.add(rank)
-                case Ready():
+                case ReadyMessage():
                     self._ready.add(rank)
                     self.joined = len(self._ready) == self._me.size - 1
             self._changed.notify_all()

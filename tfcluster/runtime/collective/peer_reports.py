@@ -210,7 +210,7 @@ class PeerMessage(Struct):
     """Base class of all messages between two ranks' monitors."""
 
 
-class Ready(PeerMessage):
+class ReadyMessage(PeerMessage):
     """The sender is connected to all ranks."""
 
 

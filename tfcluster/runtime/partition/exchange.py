@@ -51,6 +51,7 @@ from tfcluster.runtime.partition.owners import (
     ids_to_owners,
     to_owners,
 )
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     ByOwner,
@@ -61,7 +62,6 @@ from tfcluster.runtime.partition.placement import (
     Shard,
     Split,
 )
-from tfcluster.runtime.partition.propagate import Placed
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import Array

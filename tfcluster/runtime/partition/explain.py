@@ -10,6 +10,7 @@ from typing import Any
 
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, Value, elements_of, sizes_of
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     HandleOf,
     ListOf,
@@ -19,7 +20,7 @@ from tfcluster.runtime.partition.placement import (
     is_whole,
 )
 from tfcluster.runtime.partition.programs import RankProgram
-from tfcluster.runtime.partition.propagate import Placed, propagate
+from tfcluster.runtime.partition.propagate import propagate
 from tfcluster.runtime.partition.rules.all import RULES, why_whole
 from tfcluster.runtime.partition.rules.table import LocalPlan
 from tfcluster.runtime.partition.script_lines import line_of
@@ -108,8 +109,8 @@ class FunctionReport:
     pipelines: Sequence[ReadPipeline] = ()
     error: str | None = None
     """Why the function could not be divided at all."""
-    slots: Sequence[str] = ()
-    """Lines on the variables that it assigns; see ``slots_of``."""
+    assigned: Sequence[str] = ()
+    """Lines on the variables that it assigns; see ``assigned_of``."""
 
     @property
     def share(self) -> float:
@@ -184,7 +185,7 @@ def explained(program: RankProgram, line_of: LineOf = line_of) -> FunctionReport
     )
 
 
-def slots_of(placed: Placed, names: Mapping[int, str], ranks: int) -> list[str]:
+def assigned_of(placed: Placed, names: Mapping[int, str], ranks: int) -> list[str]:
     """Which of the variables that a program assigns ``shard_optimizer`` divides.
 
     ``names`` has their names by their places among the inputs. The others are listed

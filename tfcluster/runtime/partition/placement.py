@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 from tfcluster.runtime.collective.shard_sums import Node, subtrees
-
-if TYPE_CHECKING:
-    from tfcluster.runtime.partition.graph import Value
 
 Shape: TypeAlias = tuple[int | None, ...]
 """The shape of a tensor; an unknown size is None."""
@@ -132,8 +129,8 @@ class ByOwner:
     the order of the whole tensor.
     """
 
-    ids: Value
-    """The indices."""
+    ids: Any
+    """The indices, a ``graph.Value``."""
     rows: int
     """How many rows the variable has."""
     home: Shard

@@ -17,6 +17,7 @@ from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows, is_in_order
 from tfcluster.runtime.partition.functions import Function, op_types
 from tfcluster.runtime.partition.graph import Node, OpGraph, elements_of
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     HandleOf,
@@ -25,7 +26,7 @@ from tfcluster.runtime.partition.placement import (
     Shape,
     Shard,
 )
-from tfcluster.runtime.partition.propagate import Placed, propagate
+from tfcluster.runtime.partition.propagate import propagate
 from tfcluster.runtime.partition.rewrite import Written, returned, rewrite
 from tfcluster.runtime.partition.rules.random import WITH_STATE, is_stateful_draw
 from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
 from tfcluster.runtime.partition import moments, variable_placements
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value, elements_of
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
@@ -39,42 +39,6 @@ _READS = frozenset(
 )
 """Ops that TensorFlow calls stateful, but that need not run if nobody reads them."""
 _MOST_ROUNDS = 16
-
-
-@dataclass(slots=True)
-class Placed:
-    """A graph with placements.
-
-    ``rows`` is the number of rows of the batch, or None if nothing is divided.
-    """
-
-    graph: OpGraph
-    nodes: list[Node]
-    """The nodes that run, in order."""
-    inputs: list[Placement]
-    rows: int | None
-    placements: dict[Value, Placement] = field(default_factory=dict)
-    plans: dict[Node, LocalPlan] = field(default_factory=dict)
-    bodies: dict[Node, tuple[Placed, ...]] = field(default_factory=dict)
-    whole: set[Node] = field(default_factory=set)
-    """Nodes with divided inputs that have no rule for them."""
-    shards: Mapping[Shape, Shard] = field(default_factory=dict)
-    """How sums of these shapes are divided: as optimizers' variables of the shapes."""
-    table_rows: frozenset[int] = frozenset()
-    """Tensors of so many rows are divided by them."""
-    reduced: dict[Value, Placement] = field(default_factory=dict)
-    """Partial values that are reduced at once, to this placement, since a node needs
-    their sum: all of it or a piece."""
-
-    @property
-    def outputs(self) -> list[Placement]:
-        return [at_home(self.placements[value]) for value in self.graph.outputs]
-
-    def exchanges(self) -> bool:
-        """Whether the placements are not all the same as on one machine."""
-        if not all(map(is_whole, self.placements.values())):
-            return True
-        return any(b.exchanges() for bodies in self.bodies.values() for b in bodies)
 
 
 def propagate(

@@ -20,6 +20,7 @@ from tfcluster.runtime.partition.exchange import (
     OwnRows,
 )
 from tfcluster.runtime.partition.graph import Value
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     ByOwner,
@@ -32,7 +33,6 @@ from tfcluster.runtime.partition.placement import (
     Shard,
     Split,
 )
-from tfcluster.runtime.partition.propagate import Placed
 from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import DType
 

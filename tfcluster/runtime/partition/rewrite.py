@@ -20,6 +20,7 @@ from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, Value
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     HandleOf,
@@ -29,7 +30,7 @@ from tfcluster.runtime.partition.placement import (
     Shard,
     Split,
 )
-from tfcluster.runtime.partition.propagate import Placed, has_effect
+from tfcluster.runtime.partition.propagate import has_effect
 from tfcluster.runtime.partition.redistribute import (
     Pending,
     Redistribution,

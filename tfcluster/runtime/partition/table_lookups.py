@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
-from tfcluster.runtime.partition.propagate import Placed
 
 
 def gather_from_handles(graph: OpGraph, tables: Iterable[Value]) -> None:

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value, sizes_of
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import Shape, Shard
 from tfcluster.runtime.partition.rules.table import LocalPlan
 from tfcluster.runtime.tensor_types import DType
-
-if TYPE_CHECKING:
-    from tfcluster.runtime.partition.propagate import Placed
 
 LEAST_BYTES = 16 << 10
 """A smaller variable stays whole: an exchange of its pieces would save nothing."""

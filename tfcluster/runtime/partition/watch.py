@@ -15,8 +15,8 @@ from tfcluster.runtime.partition.exchange import BUCKET_BYTES, ExchangeRequest
 from tfcluster.runtime.partition.explain import (
     FunctionReport,
     ReadPipeline,
+    assigned_of,
     explained,
-    slots_of,
 )
 from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
@@ -99,8 +99,8 @@ class ExplainHook(Hook):
                 report = replace(explained(program), pipelines=pipelines)
                 if program.trains and program.placed is not None:
                     names = {v.place: v.name for v in programs.variables(values)}
-                    slots = slots_of(program.placed, names, self._ranks.size)
-                    report = replace(report, slots=slots)
+                    assigned = assigned_of(program.placed, names, self._ranks.size)
+                    report = replace(report, assigned=assigned)
                 self.functions.append(report)
             for index, part in program.parts.items():
                 self._note_part(result[index], part)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tfcluster.protocol.task_events import Server
+from tfcluster.protocol.task_events import ServerMessage
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -53,7 +53,7 @@ def start(context: Context) -> list[object]:
             worker_timeout_ms=_WORKER_TIMEOUT_MS,
         )
         servers.append(service.DispatchServer(config))
-        reporter().send(Server(int(port)))
+        reporter().send(ServerMessage(int(port)))
     else:
         host = _own_address(host, int(port))
     with _held_port() as own:
@@ -65,7 +65,7 @@ def start(context: Context) -> list[object]:
             heartbeat_interval_ms=_HEARTBEAT_MS,
         )
         servers.append(service.WorkerServer(config))
-    reporter().send(Server(own))
+    reporter().send(ServerMessage(own))
     return servers
 
 

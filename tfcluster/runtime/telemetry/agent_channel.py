@@ -24,13 +24,13 @@ from tfcluster.protocol.frames import encode, type_of
 from tfcluster.protocol.task_events import (
     ColdStart,
     Epoch,
-    Exchanged,
-    Exchanges,
+    EpochPosition,
+    ExchangedMessage,
+    ExchangesMessage,
     ExchangeTotal,
-    Failure,
-    Note,
-    Phase,
-    Position,
+    FailureMessage,
+    NoteMessage,
+    PhaseMessage,
     Stack,
     Step,
     TaskEvent,
@@ -54,7 +54,7 @@ _MAX_NAME = 64
 _MAX_METRICS = 32
 _MAX_PENDING_BYTES = 256 * 1024
 _NEVER = -math.inf
-_Position = Callable[[], Position | None]
+_Position = Callable[[], EpochPosition | None]
 
 
 class Reporter:
@@ -89,7 +89,7 @@ class Reporter:
 
     def phase(self, text: str) -> None:
         """Report the task's activity before it trains: ``joining``."""
-        self.send(Phase(_cut(text)))
+        self.send(PhaseMessage(_cut(text)))
 
     def step(
         self,
@@ -151,7 +151,7 @@ class Reporter:
 
     def _say_totals(self) -> None:
         if totals := tuple(self.totals()):
-            self.send(Exchanges(totals))
+            self.send(ExchangesMessage(totals))
 
     def warning(self, text: str) -> None:
         """Report a warning, which is shown on the console."""
@@ -159,7 +159,7 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Report a note that affects no result; it is shown on the console."""
-        self.send(Note(_cut(text)))
+        self.send(NoteMessage(_cut(text)))
 
     def cold_start(self, text: str) -> None:
         """Report why the task starts again in a fresh interpreter, now and later."""
@@ -167,7 +167,7 @@ class Reporter:
 
     def failure(self, cause: str) -> None:
         """Report one sentence that says why the task is about to exit."""
-        self.send(Failure(_cut(cause)))
+        self.send(FailureMessage(_cut(cause)))
 
     def exchanged(self) -> None:
         """Report, once, that the task takes part in what all ranks compute.
@@ -176,7 +176,7 @@ class Reporter:
         """
         if not self.has_exchanged:
             self.has_exchanged = True
-            self.send(Exchanged(), always=True)
+            self.send(ExchangedMessage(), always=True)
 
     def flush(self) -> None:
         """Report the last step and the epochs whose reports were delayed."""

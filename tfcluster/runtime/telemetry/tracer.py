@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from tfcluster.protocol.task_events import Trace
+from tfcluster.protocol.task_events import TraceMessage
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -65,7 +65,7 @@ class Tracer:
 
     def __init__(
         self,
-        say: Callable[[Trace], None],
+        say: Callable[[TraceMessage], None],
         drain: Callable[[float], None] = lambda seconds: None,
         *,
         most_steps: int | None = None,
@@ -149,7 +149,7 @@ class Tracer:
             self.flush()
 
 
-def encoded(events: Sequence[TracedSpan]) -> Trace:
+def encoded(events: Sequence[TracedSpan]) -> TraceMessage:
     """A batch of at least one event, which needs no other batch.
 
     The text is a JSON list of rows, whose times are in microseconds.
@@ -173,7 +173,9 @@ def encoded(events: Sequence[TracedSpan]) -> Trace:
             words += [int(waited_s * 1e6), int(arrived_s * 1e6)]
         rows.append(words)
     text = json.dumps(rows, separators=(",", ":"))
-    return Trace(events[0].number, events[-1].number, base_us, tuple(names), text)
+    return TraceMessage(
+        events[0].number, events[-1].number, base_us, tuple(names), text
+    )
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Pid(ForkMessage):
     pid: int
 
 
-class Failed(ForkMessage):
+class FailedMessage(ForkMessage):
     cause: str
 
 
@@ -71,7 +71,7 @@ def fork_task(request: ForkRequest) -> int | None:
     finally:
         os.waitpid(middle, 0)
     for message in messages:
-        if isinstance(message, Failed):
+        if isinstance(message, FailedMessage):
             raise OSError(message.cause)
     return next(message.pid for message in messages if isinstance(message, Pid))
 
@@ -89,7 +89,7 @@ def _fork_on(writer: int, request: ForkRequest) -> bool:
         os.read(middle_ended, 1)
         _become_task(request, keep=writer)
     except OSError as error:
-        os.write(writer, encode(Failed(str(error))))
+        os.write(writer, encode(FailedMessage(str(error))))
         os._exit(1)
     os.close(writer)
     return True

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import keras
 
-from tfcluster.protocol.task_events import Position
+from tfcluster.protocol.task_events import EpochPosition
 from tfcluster.runtime.files import private_files
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.training_session import TrainingSession
@@ -155,7 +155,9 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._steps = self._step or None
         self._reporter.epoch(epoch + 1, logs or {})
 
-    def _tfcluster_position(self) -> Position:
+    def _tfcluster_position(self) -> EpochPosition:
         params = self.params or {}
         epochs, steps = params.get("epochs"), params.get("steps") or self._steps
-        return Position(self._epoch, epochs, self._step, steps, numbers(self._logs))
+        return EpochPosition(
+            self._epoch, epochs, self._step, steps, numbers(self._logs)
+        )
