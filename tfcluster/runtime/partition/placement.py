@@ -151,6 +151,11 @@ def is_whole(placement: Placement) -> bool:
     return placement in (REPLICATE, ListOf(REPLICATE), ListOf(None))
 
 
+def at_home(placement: Placement) -> Placement:
+    """The placement in which nodes use what ranks looked up for each other."""
+    return placement.home if isinstance(placement, ByOwner) else placement
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """The rows of rank ``rank`` of ``size``."""

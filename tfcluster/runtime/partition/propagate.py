@@ -20,6 +20,7 @@ from tfcluster.runtime.partition.placement import (
     Placement,
     Shape,
     Shard,
+    at_home,
     is_whole,
     joined,
 )
@@ -335,11 +336,6 @@ class _Propagation:
             for index, placement in enumerate(inputs)
         ]
         return self._within(body, divided, rows)
-
-
-def at_home(placement: Placement) -> Placement:
-    """The placement in which nodes use what ranks looked up for each other."""
-    return placement.home if isinstance(placement, ByOwner) else placement
 
 
 def _is_exchanged(placement: Placement, want: Placement) -> bool:
