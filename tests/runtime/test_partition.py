@@ -21,6 +21,7 @@ EXAMPLES = "TFCLUSTER_PARTITION_EXAMPLES"
 LONG = (
     *("compiled_fits", "loops_that_take_batches"),
     *("op_coverage", "op_coverage_layers"),
+    *("divided_optimizers", "divided_pipelines"),
 )
 RARE = ("boxes", "images", "lists", "scatters", "sparse", "strings")
 """Families of ops that few models use."""
