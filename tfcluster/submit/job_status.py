@@ -16,12 +16,13 @@ from tfcluster.base.light_dataclasses import as_dict, replace
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.console.text import duration
 from tfcluster.record.continuation import first, successor, was_requeued
-from tfcluster.record.events import Writer
+from tfcluster.record.events import Writer, read_events
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import last_lines
 from tfcluster.record.paths import RunPaths
+from tfcluster.record.replay import replay
 from tfcluster.record.run_status import RunView
 from tfcluster.schedulers.base import (
     Ask,
@@ -147,8 +148,8 @@ def settle(paths: RunPaths, state: RunState, code: ExitCode, reason: str) -> Non
         if state is RunState.FAILED:
             failure = {"type": "failure", "cause": reason, "log_tail": log_tail(paths)}
             writer.append({**failure, "log": str(paths.launcher_log)})
-        is_lost = state is RunState.LOST
-        for task in read_run(paths, now_s=time.time()).tasks:
+        is_lost, plan = state is RunState.LOST, read_json(paths.plan) or {}
+        for task in replay(plan, read_events(paths.events)).tasks:
             if not task.state.final:
                 its = {"task": task.task, "attempt": task.attempt}
                 word = TaskState.LOST if is_lost else TaskState.STOPPED
