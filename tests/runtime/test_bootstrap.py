@@ -367,7 +367,9 @@ def test_a_safe_path_stays_safe(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_it_by_the_signal(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import time; print('up'); time.sleep(60)")
+    # Python does not see a signal that comes just before it begins to sleep.
+    program = "import time; print('up'); [time.sleep(0.1) for _ in range(600)]"
+    (tmp_path / "train.py").write_text(program)
     task = start_cold(["run", "train.py"], tmp_path, ENV)
     task.wait_for_output("up")
     os.kill(task.pid, signal.SIGINT)
