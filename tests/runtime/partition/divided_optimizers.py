@@ -18,6 +18,7 @@ from tfcluster.runtime.partition import tf_functions, variable_placements
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.functions import parsed
 from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
@@ -28,7 +29,6 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.propagate import propagate
 from tfcluster.runtime.partition.shape_graph import Argument
-from tfcluster.runtime.partition.slots import Slots
 from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.variable_placements import candidates, shard_of
 
@@ -169,7 +169,7 @@ def simulated(size: int, *, divides: bool) -> Iterator[DividedVariables]:
     """All ranks in this process; those that divide optimizers' variables, or not."""
     ranks = Ranks(size, tuple(range(size)))
     variables = DividedVariables(ranks)
-    slots = Slots(variables)
+    slots = OptimizerSlots(variables)
     # The last handler counts; without divided variables it changes nothing.
     tf_patches.TABLE.install({tf_patches.VARIABLE_HANDLE: slots.handle})
     given = slots if divides else None

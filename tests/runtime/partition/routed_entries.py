@@ -11,14 +11,14 @@ import pytest
 from tests.kit.ranks import as_threads
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.partition.host_rows import rows_of
-from tfcluster.runtime.partition.owners import (
+from tfcluster.runtime.partition.placement import Shard, Split
+from tfcluster.runtime.partition.row_owners import (
     exchanged,
     from_owners,
     ids_to_owners,
     owners_of,
     to_owners,
 )
-from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.tensor_types import Array
 
 ROWS, BATCH, WIDTH = 17, 7, 3

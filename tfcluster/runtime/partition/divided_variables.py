@@ -3,7 +3,7 @@
 A divided variable has a ``tf.Variable`` by which the script names it, and which holds
 no rows, and a piece for each rank of this process: a ``tf.Variable`` with the rank's
 rows. Programs get the handles of the pieces. What else may use the variable is in
-``tables`` and ``slots``; any other use gets an error from TensorFlow.
+``eager_tables`` and ``optimizer_slots``; any other use gets an error from TensorFlow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DividedVariable:
     number: int
     """How many there were before it. Equal on all ranks."""
     is_slot: bool
-    """Whether it becomes whole when it is used; see ``slots``."""
+    """Whether it becomes whole when it is used; see ``optimizer_slots``."""
 
     @property
     def dtype(self) -> DType:

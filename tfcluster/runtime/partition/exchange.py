@@ -44,13 +44,6 @@ from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, Value, sizes_of
 from tfcluster.runtime.partition.host_rows import gathered, joined, rows_of
-from tfcluster.runtime.partition.owners import (
-    Trip,
-    exchanged,
-    from_owners,
-    ids_to_owners,
-    to_owners,
-)
 from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
@@ -61,6 +54,13 @@ from tfcluster.runtime.partition.placement import (
     Shape,
     Shard,
     Split,
+)
+from tfcluster.runtime.partition.row_owners import (
+    Trip,
+    exchanged,
+    from_owners,
+    ids_to_owners,
+    to_owners,
 )
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import OpWriter, Ref

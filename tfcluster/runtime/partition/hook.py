@@ -18,6 +18,7 @@ from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
 from tfcluster.runtime.partition.function_programs import FunctionPrograms
 from tfcluster.runtime.partition.functions import Function
 from tfcluster.runtime.partition.input_parts import DividedInputs, TakenBatch
+from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import (
     ProgramInput,
@@ -27,7 +28,6 @@ from tfcluster.runtime.partition.programs import (
     gather,
 )
 from tfcluster.runtime.partition.rewrite import Written
-from tfcluster.runtime.partition.slots import Slots
 from tfcluster.runtime.partition.table_lookups import made_whole
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
@@ -111,7 +111,7 @@ class Hook:
         variable_names: VariableNames = dict,
         alone: Alone | None = None,
         variables: DividedVariables | None = None,
-        slots: Slots | None = None,
+        slots: OptimizerSlots | None = None,
     ) -> None:
         self._slots = slots
         self._alone = alone

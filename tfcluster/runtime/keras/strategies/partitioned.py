@@ -47,9 +47,9 @@ from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.input_parts import DividedInputs, DividedPipeline
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
+from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
-from tfcluster.runtime.partition.slots import Slots
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -81,7 +81,7 @@ def install(
         compute_alike(count, session.group.size)
         ranks = ranks_of(count, session.group.rank, session.group.size)
     divided = DividedVariables(ranks, group, session.warn, options.shard_tables)
-    slots = Slots(divided) if options.shard_optimizer else None
+    slots = OptimizerSlots(divided) if options.shard_optimizer else None
     agreement = Agreement(group, session.warn, divided.is_divided)
     group.last_state = agreement.variables.last_state
     group.last_equal = agreement.variables.last_equal

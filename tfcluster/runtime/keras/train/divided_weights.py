@@ -27,9 +27,9 @@ from tfcluster.runtime.partition.divided_variables import (
     read_in_place,
     set_rows,
 )
+from tfcluster.runtime.partition.eager_tables import EagerTables
 from tfcluster.runtime.partition.initial_rows import RowMaker
 from tfcluster.runtime.partition.placement import Shard, Split
-from tfcluster.runtime.partition.tables import EagerTables
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 

@@ -25,7 +25,7 @@ from tfcluster.runtime.partition.placement import Shard
 from tfcluster.runtime.tensor_types import Tensor
 
 
-class Slots:
+class OptimizerSlots:
     """Divides variables, and makes them whole again."""
 
     def __init__(self, variables: DividedVariables) -> None:
