@@ -4,6 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# Python compiles what tests import, which is a small part of what pip would compile.
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-runtime test-launcher test-all test-exhaustive rig-packages check docs package compat chaos soak fuzz bench clean
 
 # More processes than cores: many tests wait for something most of the time. Files begin
@@ -61,11 +65,11 @@ check: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(VENV)/.ready-docs
+docs: $(VENV)/.ready-publish
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # It needs TensorFlow and pytest, too.
-package: $(VENV)/.ready-test $(VENV)/.ready-package
+package: $(VENV)/.ready-test $(VENV)/.ready-publish
 	$(BIN)/python -m tools.package
 
 compat: $(VENV)/.ready-test
@@ -98,15 +102,11 @@ $(VENV)/.ready-demo: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.ready-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[tf,examples,test,returnn]'
+	$(PIP_INSTALL) -e '.[tf,examples,test,returnn]'
 	@touch $@
 
-$(VENV)/.ready-docs: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[docs]'
-	@touch $@
-
-$(VENV)/.ready-package: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e '.[package]'
+$(VENV)/.ready-publish: pyproject.toml | $(BIN)/python
+	$(PIP_INSTALL) -e '.[docs,package]'
 	@touch $@
 
 $(VENV)/.ready-bench: pyproject.toml | $(BIN)/python

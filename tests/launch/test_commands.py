@@ -172,6 +172,7 @@ def test_a_launcher_that_was_stopped_can_be_told_to_stop(cluster: Cluster) -> No
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_does_not_react_is_killed(cluster: Cluster) -> None:
     running = cluster.bash(DEAF, "--set", "grace=60s").up()
     with machine.frozen(running.process.pid):

@@ -198,6 +198,7 @@ def test_an_agent_killed_before_the_tasks_start(
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_was_stopped_for_a_while_loses_nothing(
     cluster: Cluster,
 ) -> None:

@@ -198,6 +198,7 @@ keras.Sequential([keras.layers.Dense(1)]).predict(tf.ones((8, 3)), verbose=0)
 """
 
 
+@pytest.mark.slow
 def test_each_pipeline_with_why_it_is_whole(cluster: Cluster) -> None:
     found, _ = explained(cluster, PIPELINES, "-n", "2")
     pipelines = [

@@ -164,6 +164,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.slow
 @needs_layers
 @pytest.mark.tensorflow
 def test_folders_elsewhere_are_removed_and_renamed(cluster: Cluster) -> None:

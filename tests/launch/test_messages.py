@@ -158,6 +158,7 @@ model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=4, verbose=0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_what_has_no_effect_is_warned_of_once(cluster: Cluster) -> None:
     """A script with its own one-replica strategy."""

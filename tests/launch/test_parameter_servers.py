@@ -7,6 +7,8 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.kit.cluster import Cluster
 from tests.kit.oracle import assert_nothing_left
 from tests.kit.time_limits import allow_s
@@ -56,6 +58,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 def test_ps_tasks_serve_cost_little_and_end_with_the_others(cluster: Cluster) -> None:
     (cluster.folder / "train.py").write_text(PROGRAM)
     config = {

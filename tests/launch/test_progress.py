@@ -120,7 +120,9 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("progress", [True, False])
+@pytest.mark.parametrize(
+    "progress", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_nothing_that_a_task_says_harms_the_run(
     cluster: Cluster, progress: bool
 ) -> None:

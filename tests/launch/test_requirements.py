@@ -314,6 +314,7 @@ def test_uv_makes_it_where_it_is_there(
     assert running.text("worker:1") == f"demo 1 {environment}\n"
 
 
+@pytest.mark.slow
 def test_agents_are_kept_while_hosts_are_set_up(cluster: Cluster) -> None:
     """``setup`` is as patient as pip: an agent that hears nothing would end."""
     path = cluster.file(f"command: python x.py\ntasks: {{worker: 1}}\n{LONG}")

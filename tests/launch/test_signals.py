@@ -245,6 +245,7 @@ def test_closed_standard_streams_are_survived(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_nobody_reads_holds_up_nobody(cluster: Cluster) -> None:
     terminal = Terminal(read=False)
     script = "for i in {1..20000}; do echo a line of a program $i; done; echo done"

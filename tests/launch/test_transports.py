@@ -28,7 +28,7 @@ def figures(cluster: Cluster, *options: str) -> list[str]:
     return [m[0] for m in re.finditer(r"(accuracy|loss):? [\d.]+", text)]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tensorflow
 @pytest.mark.timeout(180)
 def test_digits_over_tensorflow(cluster: Cluster) -> None:

@@ -99,6 +99,7 @@ def test_processes_may_have_the_rank_one_after_the_other(cluster: Cluster) -> No
     assert running.text("worker:1").count("ranks [0, 1]") == 2
 
 
+@pytest.mark.slow
 def test_two_processes_that_train_at_one_time_are_named(cluster: Cluster) -> None:
     running = launched(cluster, "python", "twice.py")
     assert running.end() == 1
@@ -127,6 +128,7 @@ def test_a_python_that_is_kept_from_the_runtime_is_noticed(cluster: Cluster) -> 
     assert "require_exchange" in running.report()["first_failure"]["cause"]
 
 
+@pytest.mark.slow
 def test_a_wrapped_program_without_progress_ends_the_run(cluster: Cluster) -> None:
     options = ("--set", "progress_timeout=1s")
     running = launched(cluster, "bash", "-c", "sleep 60; :", options=options)

@@ -81,7 +81,7 @@ IN_DEFAULT_TIER = {
 """Cases by theme."""
 IN_TEST_ALL = {
     "callbacks": [
-        *("backed_up", "early_stopping", "folders_that_others_do_not_see"),
+        *("early_stopping", "folders_that_others_do_not_see"),
         *("goes_on_from_a_checkpoint", "slots_assigned"),
     ],
     "changed_gradients": [
@@ -99,7 +99,6 @@ IN_TEST_ALL = {
     "loops": [
         *("gan", "on_batch", "session_of_tensorflow_1", "tape_compiled_by_xla"),
         *("tape_on_ragged_rows", "tape_that_draws_for_batches_of_two_sizes"),
-        "two_optimizers_compiled_by_xla",
     ],
     "losses": [
         *("computed_by_the_model", "masked_sum", "sample_weights", "similarity"),
@@ -108,7 +107,7 @@ IN_TEST_ALL = {
         *("metrics", "read_by_callbacks"),
     ],
     "models": [
-        *("compiled_by_xla", "convolutions_compiled_by_xla", "dropout", "embedding"),
+        *("compiled_by_xla", "dropout", "embedding"),
         "lstm_masked",
         *("own_train_step", "positions_of_any_length"),
     ],

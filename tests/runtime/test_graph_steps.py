@@ -43,12 +43,9 @@ TIERS: dict[Tier, dict[str, list[str]]] = {
     Tier.DEFAULT: {"models": ["batch_normalization_of_all_rows"]},
     Tier.SLOW: {
         "inputs": ["batches_of_one"],
-        "models": ["several_steps_per_execution", "positions_of_any_length"],
-        "optimizers": ["clipped", "mixed_precision"],
-        "loops": [
-            *("tape_with_batch_normalization", "tape_compiled_by_xla"),
-            "several_batches_in_a_step",
-        ],
+        "models": ["several_steps_per_execution"],
+        "optimizers": ["mixed_precision"],
+        "loops": ["tape_with_batch_normalization", "several_batches_in_a_step"],
         "changed_gradients": ["clipped_by_global_norm_in_a_graph"],
         "coupled_rows": ["sum_of_squares"],
     },
@@ -56,11 +53,12 @@ TIERS: dict[Tier, dict[str, list[str]]] = {
         "inputs": ["fit"],
         "models": [
             *("embedding", "frozen", "own_train_step", "positions", "segments"),
+            "positions_of_any_length",
         ],
-        "optimizers": ["averaged_weights"],
+        "optimizers": ["averaged_weights", "clipped"],
         "loops": [
             *("tape_in_one_function", "gan", "tape_builds_its_model"),
-            *("two_optimizers", "on_batch"),
+            *("two_optimizers", "on_batch", "tape_compiled_by_xla"),
         ],
         "changed_gradients": ["with_noise"],
     },

@@ -19,22 +19,25 @@ LIMIT_S = 600
 EXAMPLES = "TFCLUSTER_PARTITION_EXAMPLES"
 """Multiplies how many examples the files try."""
 LONG = (
-    *("compiled_fits", "loops_that_take_batches"),
-    *("op_coverage", "op_coverage_layers"),
+    *("compiled_fits", "loops_that_take_batches", "op_coverage"),
     *("divided_optimizers", "divided_pipelines"),
 )
 RARE = ("boxes", "images", "lists", "scatters", "sparse", "strings")
 """Families of ops that few models use."""
 SLOW = (*LONG, *(f"rules_{family}" for family in RARE))
+EXHAUSTIVE = ("op_coverage_layers",)
 
 
 def _files() -> list[Any]:
     texts = {path: path.read_text() for path in sorted(FOLDER.glob("*.py"))}
     files = [path for path, text in texts.items() if "\ndef test_" in text]
-    return [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW))
-        for path in files
-    ]
+    return [pytest.param(path, id=path.stem, marks=_marks(path.stem)) for path in files]
+
+
+def _marks(stem: str) -> list[pytest.MarkDecorator]:
+    if stem in EXHAUSTIVE:
+        return [pytest.mark.exhaustive]
+    return [pytest.mark.slow] if stem in SLOW else []
 
 
 @pytest.mark.tensorflow

@@ -367,7 +367,9 @@ def test_a_difference_reaches_every_rank_with_the_same_words(
 
 
 @MORE_SIZES
-@pytest.mark.parametrize("length", [10, 3_000_000])
+@pytest.mark.parametrize(
+    "length", [10, pytest.param(3_000_000, marks=pytest.mark.slow)]
+)
 def test_a_killed_rank_is_named_by_all_within_a_second(size: int, length: int) -> None:
     with processes(size, length) as ranks:
         ranks.wait_until_under_way()

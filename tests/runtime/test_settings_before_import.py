@@ -51,7 +51,7 @@ IDIOMS = {
 }
 
 
-@pytest.mark.parametrize("idiom", some(IDIOMS, "assigned"))
+@pytest.mark.parametrize("idiom", some(IDIOMS, "assigned", slow=["native", "library"]))
 def test_a_variable_that_is_set_in_any_way_has_effect(
     warm: WarmInterpreter, tmp_path: Path, idiom: str
 ) -> None:
@@ -110,7 +110,7 @@ EFFECTS = {
 }
 
 
-@pytest.mark.parametrize("name", some(EFFECTS, "KERAS_HOME"))
+@pytest.mark.parametrize("name", some(EFFECTS, "KERAS_HOME", slow=["XLA_FLAGS"]))
 def test_variables_have_the_effect_that_they_have_in_python(
     warm: WarmInterpreter, tmp_path: Path, name: str
 ) -> None:
@@ -206,7 +206,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", some(OTHERS, "another keras"))
+@pytest.mark.parametrize(
+    "case", some(OTHERS, "another keras", slow=["a module of Python's name"])
+)
 def test_what_else_an_import_depends_on(
     warm: WarmInterpreter, tmp_path: Path, case: str
 ) -> None:

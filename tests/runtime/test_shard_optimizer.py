@@ -157,6 +157,7 @@ def of_file(path: Path) -> list[Any]:
         return [slots[str(place)][()] for place in range(len(slots))]
 
 
+@pytest.mark.slow
 def test_collective_ops_train_with_pieces(deeds: Deeds) -> None:
     ranks = deeds.of("by_ops", 2)
     assert_equal_on_all_ranks(of_deed(ranks, "trained"))
@@ -165,6 +166,7 @@ def test_collective_ops_train_with_pieces(deeds: Deeds) -> None:
         assert training < all_read * 0.55
 
 
+@pytest.mark.slow
 def test_another_thread_gets_an_error(deeds: Deeds) -> None:
     for rank in deeds.of("another_thread", 2):
         text = str(rank["another_thread/text"])
@@ -172,6 +174,7 @@ def test_another_thread_gets_an_error(deeds: Deeds) -> None:
         assert "kernel" in text
 
 
+@pytest.mark.slow
 def test_a_rank_that_reads_alone_is_named(deeds: Deeds) -> None:
     for rank in deeds.of("one_rank_reads", 2):
         text = str(rank["one_rank_reads/text"])

@@ -10,13 +10,12 @@ from tests.kit.ranks import Job, Jobs
 from tests.kit.written import Values, Written
 from tests.runtime.keras_checks import assert_equal_to_one
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.tensorflow, pytest.mark.timeout(900)]
 
 SHARDS = 4
-SOME = ("fit", "loop")
-OTHERS = (
-    *("clips", "masked_loss", "accumulates", "layer_that_draws", "half_precision"),
-    "attention",
+SOME = (
+    *("fit", "loop", "clips", "masked_loss", "accumulates", "layer_that_draws"),
+    *("half_precision", "attention"),
 )
 MORE = (
     *("own_step", "eagerly", "adversaries", "on_batch", "loop_with_noise", "stateful"),
@@ -29,8 +28,8 @@ MORE = (
 )
 TOLERANCE = {"half_precision": 2e-2}
 """Where it is not 1e-4, relative to an array's largest value."""
-GROUPS = {"some": SOME, "others": OTHERS, "more": MORE}
-MARKS = {"some": [], "others": [pytest.mark.slow], "more": [pytest.mark.exhaustive]}
+GROUPS = {"some": SOME, "more": MORE}
+MARKS = {"some": [], "more": [pytest.mark.exhaustive]}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,6 @@ def test_the_bits_are_those_of_one_rank(
         assert_same_bits(rank, alone)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("group", "case"), CASES)
 def test_it_trains_what_a_program_without_shards_trains(
     found: Written, group: str, case: str
@@ -100,7 +98,7 @@ def test_it_trains_what_a_program_without_shards_trains(
 @pytest.mark.parametrize(
     "size",
     [
-        pytest.param(6, marks=pytest.mark.slow),
+        6,
         pytest.param(8, marks=pytest.mark.exhaustive),
     ],
 )

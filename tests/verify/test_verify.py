@@ -182,6 +182,7 @@ def verified(
     return done.returncode, found
 
 
+@pytest.mark.slow
 def test_fit_is_equal_to_its_end(cluster: Cluster) -> None:
     code, found = verified(cluster, DATA + MODEL + FIT)
     assert (code, found["first_difference"]) == (0, None)
@@ -259,7 +260,7 @@ def test_what_differs_only_with_xla(cluster: Cluster) -> None:
     assert (code, found["first_difference"]["kind"]) == (1, "weight")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_loop_that_xla_compiles(cluster: Cluster) -> None:
     compiled = LOOP.replace("@tf.function", "@tf.function(jit_compile=True)")
     program = DATA + MODEL + compiled.replace("LOSS", MEAN)
@@ -304,7 +305,7 @@ def test_a_graph_that_needs_servers(cluster: Cluster) -> None:
     assert "covers only that worker's rows" in found["causes"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("program", "causes"),
     [
@@ -316,7 +317,6 @@ def test_a_graph_that_needs_servers(cluster: Cluster) -> None:
             ),
             ["each worker's gradient as it arrives, so the result differs by design"],
             id="as they arrive",
-            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
             v1_graph(ROWS="rank::size", CLIP="True"),
