@@ -117,6 +117,7 @@ def test_ranks_call_a_function(
     assert _left(cluster) == []
 
 
+@pytest.mark.slow
 def test_an_error_of_a_rank_is_the_first_failure(
     cluster: Cluster, work: ModuleType
 ) -> None:

@@ -225,6 +225,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_tasks_outlive_their_warm_interpreter(cluster: Cluster) -> None:
     program = cluster.folder / "train.py"

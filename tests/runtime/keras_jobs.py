@@ -62,7 +62,7 @@ IN_DEFAULT_TIER = {
     ],
     "changed_gradients": [],
     "coupled_rows": ["mask"],
-    "inputs": ["fit", "predictions", "errors_in_elements"],
+    "inputs": ["fit", "predictions"],
     "loops": ["tape_graph", "tape_on_arrays", "tape_takes_batches"],
     "losses": [],
     "metrics": [],
@@ -72,7 +72,7 @@ IN_DEFAULT_TIER = {
     "own_loops": [
         *("rate_by_the_loss", "unlike_data", "function_between_tapes"),
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
-        *("errors_that_a_loop_catches", "one_replica"),
+        "one_replica",
     ],
     "per_worker": ["per_worker"],
     "states": [],
@@ -94,7 +94,7 @@ IN_TEST_ALL = {
     "inputs": [
         *("batches_of_one", "cached_in_files", "endless", "sources"),
         *("divided_augmentation", "divided_pipelines", "elements_that_differ"),
-        *("whole_pipelines", "without_a_fixed_order"),
+        *("errors_in_elements", "whole_pipelines", "without_a_fixed_order"),
     ],
     "loops": [
         *("gan", "on_batch", "session_of_tensorflow_1", "tape_compiled_by_xla"),
@@ -118,7 +118,8 @@ IN_TEST_ALL = {
         *("added_losses", "queue_in_variables", "states_of_rows", "transformer_layer"),
     ],
     "own_loops": [
-        *("experimental_strategies", "learned_classes", "noise_of_numpy_in_a_step"),
+        *("errors_that_a_loop_catches", "experimental_strategies"),
+        *("learned_classes", "noise_of_numpy_in_a_step"),
         *("loss_averaged_by_an_eager_step", "rate_by_the_loss_eagerly"),
         "variable_without_an_optimizer",
     ],

@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.kit.ranks import ROOT, Job, Jobs, Ranks
+from tests.kit.tiers import some
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
@@ -57,7 +58,7 @@ def accuracy(output: str) -> float:
 
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
-@pytest.mark.parametrize("script", EXAMPLES)
+@pytest.mark.parametrize("script", some(EXAMPLES, "horovod_tape.py"))
 def test_examples_learn(jobs: Mapping[str, Ranks], script: str, size: int) -> None:
     ranks = jobs[f"{script}-{size}"]
     assert ranks.exit_codes == [0] * size, ranks.outputs

@@ -22,8 +22,8 @@ LONG = (
     *("compiled_fits", "loops_that_take_batches", "op_coverage"),
     *("divided_optimizers", "divided_pipelines"),
 )
-RARE = ("boxes", "images", "lists", "scatters", "sparse", "strings")
-"""Families of ops that few models use."""
+RARE = ("boxes", "images", "lists", "random", "scatters", "sparse", "strings")
+"""Families of ops that few models use, and draws, which many tests of models have."""
 SLOW = (*LONG, *(f"rules_{family}" for family in RARE))
 EXHAUSTIVE = ("op_coverage_layers",)
 

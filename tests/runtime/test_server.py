@@ -148,6 +148,7 @@ def listens(address: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_the_server_of_a_ps_starts_when_a_task_of_the_run_asks(
     warm: WarmInterpreter, tmp_path: Path

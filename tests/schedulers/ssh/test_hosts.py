@@ -320,6 +320,7 @@ def test_nobody_waits_for_a_silent_host_when_interrupted(site: Site) -> None:
     assert seconds < allow_s(5)
 
 
+@pytest.mark.slow
 def test_a_host_that_turns_us_away_is_asked_again(site: Site) -> None:
     with _listener(b"", close=True) as (port, seen):
         site.configure("Host one", "HostName 127.0.0.1", f"Port {port}")
