@@ -27,6 +27,8 @@ def of(dataset):
     return iter(dataset)._dataset.options().autotune.enabled
 
 print(of(doubled), of(doubled.with_options(asked)), doubled.options().autotune.enabled)
+ahead = [numbers.prefetch(n)._buffer_size for n in (tf.data.AUTOTUNE, 0, 3)]
+print([int(n) for n in ahead], int(iter(doubled)._dataset._inputs()[0]._buffer_size))
 passes = [sorted(int(x) for batch in doubled for x in batch) for _ in range(2)]
 print(passes[0] == passes[1] == [*range(0, 20, 2)])
 
@@ -60,4 +62,4 @@ def test_an_iterator_ends_without_waiting_for_a_tuner() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["False True None", "True", "10"]
+    assert done.stdout.splitlines() == ["False True None", "[1, 0, 3] 1", "True", "10"]

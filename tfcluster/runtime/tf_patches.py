@@ -58,6 +58,9 @@ ITERATOR_NEXT = Patch(
     "__next__",
     "an averaging at the end of a loop's batches",
 )
+DATASET_PREFETCH = Patch(
+    "tensorflow.data.Dataset", "prefetch", "reading equally far ahead on all ranks"
+)
 DATASET_CACHE = Patch("tensorflow.data.Dataset", "cache", "a cache file for each rank")
 DATASET_SNAPSHOT = Patch(
     "tensorflow.data.Dataset", "snapshot", "a snapshot for each rank"

@@ -70,6 +70,52 @@ def test_pieces_of_a_function_are_compiled(
         np.testing.assert_allclose(one.numpy(), whole.numpy(), 1e-11)
 
 
+DRAWS = {
+    "uniform": tf.random.stateless_uniform,
+    "normal": tf.random.stateless_normal,
+    "truncated": tf.random.stateless_truncated_normal,
+}
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64])
+@pytest.mark.parametrize("name", DRAWS)
+def test_xla_draws_the_numbers_of_one_machine(name: str, dtype: tf.DType) -> None:
+    def noisy(x: Any) -> Any:
+        drawn = DRAWS[name](tf.shape(x), (3, 5), dtype=dtype)
+        return tf.reduce_sum(tf.cast(drawn, x.dtype) * x, 0)
+
+    expected = tf.function(noisy, jit_compile=True)(rows())
+    with simulated_ranks(3) as hook:
+        found = tf.function(noisy, jit_compile=True)(rows())
+    (program,) = hook.programs
+    assert program.is_divided
+    assert calls(program)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), 1e-10)
+
+
+def test_sums_over_what_was_broadcast_are_compiled(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Gradients sum over dimensions whose number is known once sizes are."""
+    layer = keras.layers.LayerNormalization(dtype="float64")
+    layer.build((None, 5))
+
+    @tf.function(
+        jit_compile=True, input_signature=[tf.TensorSpec([None, 5], "float64")]
+    )
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(layer(x) ** 3)
+        return tape.gradient(loss, layer.trainable_variables)
+
+    expected = step(rows())
+    with simulated_ranks(2):
+        found = step(rows())
+    assert "without XLA" not in capfd.readouterr().err
+    for one, whole in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.numpy(), whole.numpy(), 1e-11)
+
+
 def test_a_compiled_function_without_exchanges_stays_compiled() -> None:
     product = tf.function(lambda x: tf.linalg.matmul(x, x) + 1.0, jit_compile=True)
     small = tf.constant(np.eye(1))  # Has no rows to divide.

@@ -225,7 +225,9 @@ class _Function:
         source = self.for_xla[node.name]
         if source is not None and source.type == node.op:
             return all(
-                value.dtype in _HANDLES or sizes_of(value.shape) is not None
+                value.dtype in _HANDLES
+                or sizes_of(value.shape) is not None
+                or value.constant is not None
                 for value in (*source.inputs, *source.outputs)
             )
         return node.name not in self._of_unknown_shape and not any(

@@ -90,15 +90,20 @@ _SKIPS = {
 A group of numbers of 8 bytes has two. Of those that are drawn until they fit, it takes
 half as many counts.
 """
+_SKIPS_IN_XLA = "StatelessRandomUniformV2", tf.float32
 _PHILOX, _AUTO = 1, 3
 
 
 def _can_skip(node: Node) -> bool:
     """Whether the numbers of some rows can be drawn without those before.
 
-    On CPUs and GPUs, TensorFlow then chooses the Philox generator by itself, too.
+    On CPUs and GPUs, TensorFlow then chooses the Philox generator by itself, too. XLA
+    makes other numbers of the generator's: those of a normal distribution depend on how
+    many there are.
     """
     if node.type not in _SKIPS or sizes_of(node.outputs[0].shape) is None:
+        return False
+    if node.for_xla and (node.type, node.outputs[0].dtype) != _SKIPS_IN_XLA:
         return False
     algorithm = node.inputs[3].constant
     return algorithm is not None and int(algorithm) in (_PHILOX, _AUTO)
