@@ -13,6 +13,7 @@ become a part of; the rest of the function is divided.
 from __future__ import annotations
 
 import gc
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -356,7 +357,7 @@ def _function_of(dataset: Dataset) -> Function:
     if any(tensor.dtype == tf.variant for tensor in concrete.captured_inputs):
         raise _Undivided("the function of map() reads another dataset")
     handles = [t for t in concrete.captured_inputs if t.dtype == tf.resource]
-    tables = _static_tables() if handles else {}
+    tables = _static_tables(handles)
     if any(id(handle) not in tables for handle in handles):
         raise _Undivided("the function of map() reads a variable or a mutable table")
     return function
@@ -407,14 +408,21 @@ def _why_unsafe(op_type: str) -> str | None:
     return f"has an effect or a state ({op_type})"
 
 
-def _static_tables() -> dict[int, Any]:
-    """The tables of this process that do not change, by the ``id`` of their handles."""
-    # Not isinstance: it may call code of objects that stand for others.
-    return {
-        id(table.resource_handle): table
-        for table in gc.get_objects()
-        if issubclass(type(table), tf.lookup.StaticHashTable)
-    }
+_tables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The tables found so far, by the ``id`` of their handles, which they keep alive."""
+
+
+def _static_tables(handles: Sequence[Tensor]) -> Mapping[int, Any]:
+    """Tables that do not change, by the ``id`` of their handles.
+
+    Among them are those of ``handles``, as far as these belong to such tables.
+    """
+    if any(id(handle) not in _tables for handle in handles):
+        # Not isinstance: it may call code of objects that stand for others.
+        for table in gc.get_objects():
+            if issubclass(type(table), tf.lookup.StaticHashTable):
+                _tables[id(table.resource_handle)] = table
+    return _tables
 
 
 _CHEAP = frozenset(
@@ -467,7 +475,7 @@ def _digest(functions: Sequence[Function], captured: Sequence[Tensor]) -> int:
                     continue
                 data = attribute.SerializeToString(deterministic=True)
                 checksum = zlib.crc32(name.encode() + data, checksum)
-    tables = _static_tables() if any(t.dtype == tf.resource for t in captured) else {}
+    tables = _static_tables([t for t in captured if t.dtype == tf.resource])
     for tensor in captured:
         is_table = tensor.dtype == tf.resource
         data = _of_table(tables[id(tensor)]) if is_table else _bytes(np.asarray(tensor))
