@@ -367,9 +367,7 @@ def test_a_difference_reaches_every_rank_with_the_same_words(
 
 
 @MORE_SIZES
-@pytest.mark.parametrize(
-    "length", [10, pytest.param(3_000_000, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("length", [10, 3_000_000])
 def test_a_killed_rank_is_named_by_all_within_a_second(size: int, length: int) -> None:
     with processes(size, length) as ranks:
         ranks.wait_until_under_way()
@@ -410,7 +408,9 @@ def test_a_process_that_a_killed_rank_leaves_behind_hides_nothing() -> None:
             assert text.startswith("PeerLostError: rank 1 has left: its process")
 
 
-@pytest.mark.parametrize("length", [10, 3_000_000])
+@pytest.mark.parametrize(
+    "length", [10, pytest.param(3_000_000, marks=pytest.mark.slow)]
+)
 def test_a_stopped_rank_is_named_and_then_given_up(length: int) -> None:
     with processes(3, length, stall_warning_s=0.5, stall_timeout_s=4.0) as ranks:
         ranks.wait_until_under_way()
