@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,39 @@ def test_an_intruder_is_named(agent: Agent) -> None:
         assert intruder["port"] == port
         assert not [f for f in agent.frames if f["type"] == "listening"]
     agent.wait("listening", timeout_s=20)
+
+
+STAYS = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def _said(log: Path, word: str) -> bool:
+    return log.exists() and word in log.read_text()
+
+
+def test_who_was_told_to_end_has_no_intruder(agent: Agent) -> None:
+    """A server that ends may have let go of its port before it is gone."""
+    ports = hold(agent, 2)
+    for index, port in enumerate(ports):
+        agent.start(f"ps:{index}", PYTHON, "-c", STAYS, port=port, listens=True)
+    for index in range(2):
+        eventually(partial(_said, agent.log(f"ps:{index}"), "ready"), "both run")
+    agent.stop("ps:0", grace_s=60)
+    eventually(partial(_said, agent.log("ps:0"), "told"), "it was told")
+    with squatting(ports[0]), squatting(ports[1]):
+        # In the same passes, the agent looks at the ports of both.
+        agent.wait("intruder", task="ps:1", timeout_s=20)
+        assert not [
+            f
+            for f in agent.frames
+            if (f["type"], f.get("task")) == ("intruder", "ps:0")
+        ]
+    agent.stop("ps:0", "ps:1", grace_s=0)
 
 
 @contextmanager

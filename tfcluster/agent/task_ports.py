@@ -245,7 +245,9 @@ class TaskPorts:
         own = inodes & {descriptor.inode for descriptor in held}
         if watch.networks is not None:
             self._guard(watch, held, own)
-        if inodes and not watch.proven:
+        # A task that was told to end may have let go of its listener already, which
+        # then seems to be somebody else's.
+        if inodes and not watch.proven and not watch.task.stopped:
             self._prove(watch, listening, own)
 
     def _tree(self, task: AgentTask) -> set[int]:

@@ -100,14 +100,13 @@ def test_sums_over_what_was_broadcast_are_compiled(
     layer = keras.layers.LayerNormalization(dtype="float64")
     layer.build((None, 5))
 
-    @tf.function(
-        jit_compile=True, input_signature=[tf.TensorSpec([None, 5], "float64")]
-    )
-    def step(x: Any) -> Any:
+    def gradients(x: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(layer(x) ** 3)
         return tape.gradient(loss, layer.trainable_variables)
 
+    batches = [tf.TensorSpec([None, 5], "float64")]
+    step = tf.function(gradients, jit_compile=True, input_signature=batches)
     expected = step(rows())
     with simulated_ranks(2):
         found = step(rows())
