@@ -115,6 +115,18 @@ def test_sums_over_what_was_broadcast_are_compiled(
         np.testing.assert_allclose(one.numpy(), whole.numpy(), 1e-11)
 
 
+def test_draws_that_xla_does_not_compile_are_said_to_differ(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def noisy(x: Any) -> Any:
+        drawn = tf.random.stateless_poisson(tf.shape(x), (1, 2), 2.0, x.dtype)
+        return tf.reduce_sum(drawn * x, 0)
+
+    with simulated_ranks(2):
+        tf.function(noisy, jit_compile=True)(rows())
+    assert "numbers it draws are not those of XLA" in capfd.readouterr().err
+
+
 def test_a_compiled_function_without_exchanges_stays_compiled() -> None:
     product = tf.function(lambda x: tf.linalg.matmul(x, x) + 1.0, jit_compile=True)
     small = tf.constant(np.eye(1))  # Has no rows to divide.
