@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -78,6 +80,40 @@ def test_the_runtime_reaches_any_python_below_the_command(
     for task in ("worker:0", "worker:1"):
         assert "ranks [0, 1]" in running.text(task)
     assert_nothing_left(running)
+
+
+FITS = """\
+import keras, numpy as np
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+print("steps", int(model.optimizer.iterations), flush=True)
+"""
+
+
+def environment_without_us(folder: Path) -> Path:
+    """An environment with the packages of this one but tfcluster; its Python."""
+    words = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    subprocess.run(words, check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    found = importlib.util.find_spec("tensorflow")
+    assert found is not None
+    assert found.origin is not None
+    for entry in Path(found.origin).parents[1].iterdir():
+        if entry.suffix != ".pth" and "tfcluster" not in entry.name:
+            (packages / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+def test_the_runtime_reaches_an_environment_without_it(cluster: Cluster) -> None:
+    python = environment_without_us(cluster.folder / "other")
+    (cluster.folder / "train.py").write_text(FITS)
+    running = launched(cluster, "bash", "-c", f"exec {python} train.py")
+    assert running.end(120) == 0, running.out + running.err
+    for task in ("worker:0", "worker:1"):
+        assert "steps 1" in running.text(task)
 
 
 @pytest.mark.parametrize("program", ["uv", "conda"])

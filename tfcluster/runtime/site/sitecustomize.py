@@ -58,6 +58,7 @@ class _Hook:
 
     def __init__(self) -> None:
         self._random_state: object = None
+        self._only_finds_us = False
 
     def find_spec(
         self,
@@ -65,14 +66,17 @@ class _Hook:
         path: "Sequence[str] | None" = None,
         target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
+        if name == "tfcluster" and sys.version_info >= _OLDEST:
+            return _package()
+        if self._only_finds_us:
+            return None
         if name in _LIBRARIES:
-            sys.meta_path.remove(self)
+            self._only_finds_us = True
             self._bring_runtime()
+            sys.meta_path.remove(self)
             return _spec_of(name, path, target)
         if sys.version_info < _OLDEST:
             return None
-        if name == "tfcluster":
-            return _package()
         if name in ("random", "numpy"):
             return self._watched(name, path, target)
         return None
