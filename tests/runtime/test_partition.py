@@ -19,13 +19,13 @@ LIMIT_S = 600
 EXAMPLES = "TFCLUSTER_PARTITION_EXAMPLES"
 """Multiplies how many examples the files try."""
 LONG = (
-    *("compiled_fits", "loops_that_take_batches", "op_coverage"),
+    *("compiled_fits", "loops_that_take_batches"),
     *("divided_optimizers", "divided_pipelines"),
 )
 RARE = ("boxes", "images", "lists", "random", "scatters", "sparse", "strings")
 """Families of ops that few models use, and draws, which many tests of models have."""
 SLOW = (*LONG, *(f"rules_{family}" for family in RARE))
-EXHAUSTIVE = ("op_coverage_layers",)
+EXHAUSTIVE = ("op_coverage", "op_coverage_layers")
 
 
 def _files() -> list[Any]:

@@ -470,7 +470,7 @@ _SYNCHRONOUS = (
     ("words", "steps"),
     [
         pytest.param(_THREE, "0", id="three", marks=pytest.mark.exhaustive),
-        pytest.param(_REPLICATED, "4", id="replicated", marks=pytest.mark.slow),
+        pytest.param(_REPLICATED, "4", id="replicated", marks=pytest.mark.exhaustive),
         pytest.param(_SYNCHRONOUS, "0", id="synchronous", marks=pytest.mark.exhaustive),
         pytest.param(_THREE, "4", id="three-4", marks=pytest.mark.exhaustive),
         pytest.param(_REPLICATED, "0", id="replicated-0", marks=pytest.mark.exhaustive),
