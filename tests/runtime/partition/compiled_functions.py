@@ -93,6 +93,21 @@ def test_xla_draws_the_numbers_of_one_machine(name: str, dtype: tf.DType) -> Non
     np.testing.assert_allclose(found.numpy(), expected.numpy(), 1e-10)
 
 
+def test_what_follows_from_a_draw_of_xla_is_not_known_before() -> None:
+    def shuffled(x: Any) -> Any:
+        drawn = tf.random.stateless_uniform([5], (3, 5), 0, 100, tf.int32)
+        kept = tf.random.stateless_uniform([5], (2, 1)) < 0.5
+        columns = tf.where(kept, drawn % 5, 0) + tf.cast(kept, tf.int32)
+        return tf.reduce_sum(tf.gather(x, columns % 5, axis=1), 0)
+
+    expected = tf.function(shuffled, jit_compile=True)(rows())
+    with simulated_ranks(2) as hook:
+        found = tf.function(shuffled, jit_compile=True)(rows())
+    (program,) = hook.programs
+    assert program.is_divided
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), 1e-10)
+
+
 def test_sums_over_what_was_broadcast_are_compiled(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

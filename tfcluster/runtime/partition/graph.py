@@ -106,13 +106,11 @@ class Node:
     def is_folded(self) -> bool:
         """Whether all outputs are small known integers, such as shapes and axes.
 
-        Then nothing has to be computed, and no input is needed. From the same seed, XLA
-        makes other random numbers than TensorFlow, by whose kernels values are known.
+        Then nothing has to be computed, and no input is needed.
         """
         if self._folded is None:
             self._folded = (
                 not self.stateful
-                and not (self.for_xla and self.type.startswith("StatelessRandom"))
                 and not self.bodies
                 and bool(self.outputs)
                 and self.type != "Placeholder"

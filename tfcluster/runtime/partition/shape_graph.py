@@ -28,6 +28,10 @@ ELEMENT_SHAPE_INPUT = {
 """The input with the elements' shape, of ops that read a list."""
 NEW_LISTS = ("TensorListReserve", "EmptyTensorList")
 _PASS = ("ZerosLike", "Identity", "AddN", "StopGradient", "IdentityN")
+_DRAWS = "StatelessRandom"
+"""The beginning of the names of ops that draw numbers, or make keys of generators."""
+_OF_SHAPES = ("Shape", "Size", "Rank")
+"""Ops that depend only on the shapes of their inputs."""
 
 
 def set_types(node: Node) -> None:
@@ -200,6 +204,9 @@ class ShapeGraph:
         self._pending: list[Node] = []
         self._constants: set[Node] = set()
         """The nodes that depend on no input."""
+        self._drawn: set[Node] = set()
+        """Those whose values depend on draws that are for XLA: from the same seed, it
+        makes other numbers than TensorFlow's kernels, by which constants are known."""
         self.tensors: dict[Value, Tensor] = {}
         self.for_xla = False
         """Whether XLA is to compile the nodes that are added now."""
@@ -288,6 +295,10 @@ class ShapeGraph:
         )
         node.outputs = [Value(node, i, dtype) for i, dtype in enumerate(dtypes)]
         self._pending.append(node)
+        if (self.for_xla and op_type.startswith(_DRAWS)) or (
+            op_type not in _OF_SHAPES and any(v.node in self._drawn for v in inputs)
+        ):
+            self._drawn.add(node)
         if not stateful and all(value.node in self._constants for value in inputs):
             self._constants.add(node)
         return node
@@ -322,7 +333,8 @@ class ShapeGraph:
                 self.tensors[value] = tensor
                 if value.shape is None:
                     value.shape = shape_of(tensor)
-                if not value.is_handle and value.dtype != tf.string:
+                is_data = not value.is_handle and value.dtype != tf.string
+                if is_data and node not in self._drawn:
                     value.evaluate_by(partial(tf_functions.constant_of, tensor))
             set_types(node)
         self._nodes += self._pending
