@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tfcluster.runtime.collective.float_coding import Trials
 from tfcluster.runtime.collective.rounding import Residual, Rounding
 from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
@@ -78,6 +79,7 @@ class HostTransport:
         self._groups: Groups = ()
         self._exchanged_bytes = 0
         self._elsewhere = False
+        self._trials = Trials()
 
     @property
     def rank(self) -> int:
@@ -238,8 +240,12 @@ class HostTransport:
         self, ufunc: np.ufunc
     ) -> Callable[[Sequence[int], Array, Array], None]:
         def act(ranks: Sequence[int], vector: Array, source: Array) -> None:
-            ring = Ring(self.rank, ranks, vector, ufunc, source)
-            self.connected().transfer(ring.sources, ring.sinks, self.timeout_s)
+            with self._trials.of(vector.nbytes) as codes:
+                ring = Ring(
+                    *(self.rank, ranks, vector, ufunc, source, self._trials.coder),
+                    codes=codes,
+                )
+                self.connected().transfer(*ring.ends(), self.timeout_s)
 
         return act
 
@@ -259,8 +265,12 @@ class HostTransport:
         self._exchanged_bytes += buffer.nbytes
 
         def between(ranks: Sequence[int], vector: Array, _: Array) -> None:
-            shared = RoundedSum(self.rank, ranks, vector, rounding, residual)
-            sockets.transfer(shared.sources, shared.sinks, self.timeout_s)
+            with self._trials.of(vector.nbytes) as codes:
+                coder = self._trials.coder
+                total = RoundedSum(
+                    *(self.rank, ranks, vector, rounding, residual, coder), codes=codes
+                )
+                sockets.transfer(*total.ends(), self.timeout_s)
 
         self._sum_by_hosts(buffer, np.add, buffer, between)
 

@@ -50,6 +50,10 @@ class Sink(Protocol):
     def done(self) -> bool:
         """Whether everything has been received."""
 
+    @property
+    def expected_bytes(self) -> int:
+        """How many bytes the rank sends before it has to wait for any of ours."""
+
     def view(self) -> memoryview:
         """Memory for the next bytes; not empty unless ``done``."""
 
@@ -193,12 +197,8 @@ class PeerSockets:
             raise peers_late(self.waiting_for or sorted(events), timeout_s)
 
     def _wake_at(self, sink: Sink) -> None:
-        """Set the number of bytes from a rank that are worth a wakeup (SO_RCVLOWAT).
-
-        The number is at most the rest of the view: the rank may wait for us before it
-        sends more.
-        """
-        wanted = min(len(sink.view()), _LOW_WATER)
+        """Set the number of bytes from a rank that are worth a wakeup (SO_RCVLOWAT)."""
+        wanted = min(max(sink.expected_bytes, 1), _LOW_WATER)
         if self._low_water.get(sink.rank, 1) != wanted:
             self._low_water[sink.rank] = wanted
             with suppress(OSError):  # Only an optimisation.
@@ -246,6 +246,11 @@ class IncomingBytes:
     def done(self) -> bool:
         """Whether the whole message has been received; it is then in ``data``."""
         return self._length is not None and self._position == self._length
+
+    @property
+    def expected_bytes(self) -> int:
+        """See ``Sink``."""
+        return len(self.view())
 
     def view(self) -> memoryview:
         """Memory for the next bytes, first for the bytes of the length."""

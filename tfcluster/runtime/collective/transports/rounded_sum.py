@@ -5,21 +5,25 @@ once, and sends it to all others (Rabenseifner's algorithm; Thakur et al., "Opti
 of Collective Communication Operations in MPICH", 2005). A ring would send the same
 number of bytes, but round every sum once for each rank.
 
-A block of numbers is rounded when it can be sent, while those before it are on the
-wire; and it is added up as soon as all ranks have sent theirs.
+A block of numbers is rounded when it can be sent, and added up as soon as all ranks
+have sent theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
+from tfcluster.runtime.collective.float_coding import BLOCK, Coder
 from tfcluster.runtime.collective.rounding import Residual, Rounding, pool
 from tfcluster.runtime.collective.transports.base import Array
-
-_BLOCK = 1 << 17
-"""Numbers that are rounded at once: they should fit in a core's cache."""
+from tfcluster.runtime.collective.transports.block_streams import (
+    BlockSink,
+    BlockSource,
+    blocks_of,
+)
 
 
 class RoundedSum:
@@ -27,7 +31,7 @@ class RoundedSum:
 
     ``vector`` has shape (n,), equal on all ``ranks``, and gets the sum, of the same
     bits on all of them. With ``residual``, the rounding error is added to the next sum.
-    ``sources`` and ``sinks`` are for ``PeerSockets.transfer``.
+    If it ``codes``, this rank codes what it sends.
     """
 
     def __init__(
@@ -37,6 +41,9 @@ class RoundedSum:
         vector: Array,
         rounding: Rounding,
         residual: Residual | None,
+        coder: Coder,
+        *,
+        codes: bool,
     ) -> None:
         own, size = ranks.index(me), len(ranks)
         bounds = [len(vector) * part // size for part in range(size + 1)]
@@ -45,56 +52,87 @@ class RoundedSum:
         # The mean of so many times a rank's term is the sum. What is rounded is then as
         # large as the sum, not smaller: float16 has few bits for small numbers.
         self._size = np.float32(size)
-        self.first, self.last = bounds[own], bounds[own + 1]
-        self.half = rounding.empty(len(vector))
-        """What is sent of the other ranks' parts, then all ranks' rounded sums."""
+        self._first = bounds[own]
+        length = bounds[own + 1] - self._first
+        self._half = rounding.empty(len(vector))
+        """What is sent of the other ranks' parts, then all ranks' rounded sums.
+
+        A rank sends the sum of a block only after it has got our values of it. So the
+        sum may take their place.
+        """
         self._sent = self._total = None
         if residual is not None:
-            self._sent, self._total = residual.start(
-                len(vector), self.last - self.first
-            )
-        length = min(_BLOCK, len(vector))
-        self._values = pool.empty(length, np.float32)
-        self._other = pool.empty(length, np.float32)
-        self.summed = self.first
-        """The end of what has been added up of the own part."""
-        peers = [place for place in range(size) if place != own]
-        self.sinks = [
-            _Incoming(ranks[p], self, bounds[p], bounds[p + 1]) for p in peers
-        ]
-        self.sources = [
-            _Outgoing(ranks[p], self, bounds[p], bounds[p + 1]) for p in peers
-        ]
+            self._sent, self._total = residual.start(len(vector), length)
+        self._values = pool.empty(min(BLOCK, len(vector)), np.float32)
+        self._other = pool.empty(min(BLOCK, len(vector)), np.float32)
+        self._parts = [list(blocks_of(*bounds[p : p + 2])) for p in range(size)]
+        self._own_blocks = self._parts[own]
+        self._summed = 0
+        """How many of our blocks have been added up."""
+        self._peers = {p: ranks[p] for p in range(size) if p != own}
+        self._terms = {place: rounding.empty(length) for place in self._peers}
+        """What other ranks send of our part."""
+        self._arrived = dict.fromkeys(self._peers, 0)
+        """How many blocks of it have arrived."""
+        self._sources: list[BlockSource] = []
+        self._coder, self._codes = coder, codes
 
-    def terms(self) -> Array:
-        """Memory for what another rank sends of the own part."""
-        return self._rounding.empty(self.last - self.first)
+    def ends(self) -> tuple[list[BlockSource], list[BlockSink]]:
+        """Sources and sinks for one ``PeerSockets.transfer``.
 
-    def round(self, start: int, end: int) -> None:
-        """Round a block of another rank's part."""
+        Sinks are not kept here: such a cycle would keep the vectors, too.
+        """
+        sinks = []
+        for place, rank in self._peers.items():
+            theirs, terms = self._parts[place], self._terms[place]
+            rounded = (self._rounded(start, end) for start, end in theirs)
+            targets = [terms[self._in_part(*block)] for block in self._own_blocks]
+            targets += [self._half[start:end] for start, end in theirs]
+            finish = partial(self._finish, place)
+            sinks.append(BlockSink(rank, targets, finish, self._coder))
+            count = len(theirs) + len(self._own_blocks)
+            coder = self._coder if self._codes else None
+            self._sources.append(BlockSource(rank, rounded, count, coder))
+        return self._sources, sinks
+
+    def _finish(self, place: int, number: int, _: Array) -> None:
+        """A rank has sent its values of a block of our part, or the sum of one of its.
+
+        The former come first.
+        """
+        if number < len(self._own_blocks):
+            self._arrived[place] += 1
+            while self._summed < min(self._arrived.values()):
+                self._add_up(*self._own_blocks[self._summed])
+                self._summed += 1
+        else:
+            self._take_over(*self._parts[place][number - len(self._own_blocks)])
+
+    def _in_part(self, start: int, end: int) -> slice:
+        return slice(start - self._first, end - self._first)
+
+    def _rounded(self, start: int, end: int) -> Array:
+        """A block of another rank's part."""
         owed = None if self._sent is None else self._sent[start:end]
-        self._to_half(self._own(start, end), start, end, owed)
+        return self._to_half(self._own(start, end), start, end, owed)
 
-    def add_up(self) -> None:
-        """Add up and round the blocks of the own part that all ranks have sent."""
-        arrived = min(sink.arrived for sink in self.sinks)
-        while self.summed < arrived:
-            start, end = self.summed, min(arrived, self.summed + _BLOCK)
-            total, term = self._own(start, end), self._other[: end - start]
-            begin, stop = start - self.first, end - self.first
-            with np.errstate(over="ignore", invalid="ignore"):
-                for sink in self.sinks:
-                    self._rounding.to_float(sink.terms[begin:stop], term)
-                    total += term
-                total /= self._size
-            owed = None if self._total is None else self._total[begin:stop]
-            self._to_half(total, start, end, owed)
-            self.finish(start, end)
-            self.summed = end
+    def _add_up(self, start: int, end: int) -> None:
+        """Add up, round and send a block of our part."""
+        within = self._in_part(start, end)
+        total, term = self._own(start, end), self._other[: end - start]
+        with np.errstate(over="ignore", invalid="ignore"):
+            for terms in self._terms.values():
+                self._rounding.to_float(terms[within], term)
+                total += term
+            total /= self._size
+        owed = None if self._total is None else self._total[within]
+        rounded = self._to_half(total, start, end, owed)
+        for source in self._sources:
+            source.add(rounded)
+        self._take_over(start, end)
 
-    def finish(self, start: int, end: int) -> None:
-        """Take over a block of rounded sums."""
-        self._rounding.to_float(self.half[start:end], self._vector[start:end])
+    def _take_over(self, start: int, end: int) -> None:
+        self._rounding.to_float(self._half[start:end], self._vector[start:end])
 
     def _own(self, start: int, end: int) -> Array:
         """This rank's values, times the number of ranks."""
@@ -105,12 +143,14 @@ class RoundedSum:
             )
         return values
 
-    def _to_half(self, values: Array, start: int, end: int, owed: Array | None) -> None:
+    def _to_half(
+        self, values: Array, start: int, end: int, owed: Array | None
+    ) -> Array:
         """Round values and what is owed to them; the error is owed from then on."""
-        half = self.half[start:end]
+        half = self._half[start:end]
         if owed is None:
             self._rounding.to_half(values, half)
-            return
+            return half
         with np.errstate(over="ignore", invalid="ignore"):
             owed += values
             self._rounding.to_half(owed, half)
@@ -118,92 +158,4 @@ class RoundedSum:
             owed -= values
         # An infinite gradient must not stay forever.
         owed[~np.isfinite(owed)] = 0.0
-
-
-class _Outgoing:
-    """Sends a rank our values of its part, and then the sums of our part."""
-
-    def __init__(self, rank: int, whole: RoundedSum, start: int, end: int) -> None:
-        self.rank = rank
-        self._whole = whole
-        self._data = _bytes_of(whole.half)
-        self._rounded, self._end = start, end
-        self._is_first = start < end
-        self._position = 2 * (start if self._is_first else whole.first)
-
-    @property
-    def done(self) -> bool:
-        """See ``PendingBytes``."""
-        return not self._is_first and self._position == 2 * self._whole.last
-
-    def view(self) -> memoryview:
-        """See ``PendingBytes``."""
-        if not self._is_first:
-            return self._data[self._position : 2 * self._whole.summed]
-        if self._position == 2 * self._rounded:
-            start, end = self._rounded, min(self._end, self._rounded + _BLOCK)
-            self._whole.round(start, end)
-            self._rounded = end
-        return self._data[self._position : 2 * self._rounded]
-
-    def advance(self, count: int) -> None:
-        """See ``PendingBytes``."""
-        self._position += count
-        if self._is_first and self._position == 2 * self._end:
-            self._is_first = False
-            self._position = 2 * self._whole.first
-
-
-class _Incoming:
-    """Receives a rank's values of our part, and then the sums of its part.
-
-    A rank sends the sum of a block only after it has got our values of it. So the sum
-    may take their place in memory.
-    """
-
-    def __init__(self, rank: int, whole: RoundedSum, start: int, end: int) -> None:
-        self.rank = rank
-        self._whole = whole
-        self.terms = whole.terms()
-        self.arrived = whole.first
-        """The end of what has arrived of our part."""
-        self._finished, self._end = start, end
-        self._fill = 0
-        """How many bytes of the current block have arrived."""
-
-    @property
-    def _is_first(self) -> bool:
-        return self.arrived < self._whole.last
-
-    @property
-    def done(self) -> bool:
-        """See ``Sink``."""
-        return not self._is_first and self._finished == self._end
-
-    def view(self) -> memoryview:
-        """See ``Sink``."""
-        whole = self._whole
-        if self._is_first:
-            block = self.terms[self.arrived - whole.first :]
-        else:
-            block = whole.half[self._finished : self._end]
-        return _bytes_of(block[:_BLOCK])[self._fill :]
-
-    def advance(self, count: int) -> None:
-        """See ``Sink``."""
-        self._fill += count
-        whole = self._whole
-        if self._is_first:
-            end = min(self.arrived + _BLOCK, whole.last)
-            if self._fill == 2 * (end - self.arrived):
-                self.arrived, self._fill = end, 0
-                whole.add_up()
-        else:
-            end = min(self._finished + _BLOCK, self._end)
-            if self._fill == 2 * (end - self._finished):
-                whole.finish(self._finished, end)
-                self._finished, self._fill = end, 0
-
-
-def _bytes_of(half: Array) -> memoryview:
-    return half.view(np.uint8).data if len(half) else memoryview(b"")
+        return half
