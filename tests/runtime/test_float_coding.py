@@ -26,9 +26,7 @@ def coded(values: Array) -> Array | None:
 
 
 def bits(values: Array) -> Array:
-    if values.itemsize == 4:
-        return values.view(np.uint32)
-    return values.view(np.uint16)
+    return values.view(f"u{values.itemsize}")
 
 
 def assert_it_comes_back(values: Array, data: Array) -> None:
@@ -43,7 +41,8 @@ def gradients(count: int, dtype: np.dtype) -> Array:
     values = rng.normal(size=count).astype(np.float32) * np.float32(1e-3)
     values[::7], values[5::11], values[3::13] = 0.0, -0.0, 1e-41
     values[9::1000] = 1e-12
-    return values.astype(dtype)
+    rounded: Array = values.astype(dtype)
+    return rounded
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
