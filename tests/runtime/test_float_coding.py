@@ -109,7 +109,7 @@ def test_the_faster_way_is_taken_after_a_trial(coded_s: float) -> None:
     trials = Trials(clock=clock)
     ways = []
     for _ in range(500):
-        with trials.of(1 << 20) as codes:
+        with trials.of(DTYPES[0], 1 << 20) as codes:
             clock.now_s += coded_s if codes else 1.0
         ways.append(codes)
     tried = [False] * 3 + [True] * 3
@@ -121,8 +121,37 @@ def test_the_faster_way_is_taken_after_a_trial(coded_s: float) -> None:
     assert set(ways[198:448]) == {faster}
 
 
-def test_small_vectors_are_not_coded() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "nbytes"), [("float32", 1000), ("float16", 1 << 20), ("int32", 1 << 20)]
+)
+def test_other_vectors_are_not_coded(dtype: str, nbytes: int) -> None:
     trials = Trials()
     for _ in range(20):
-        with trials.of(1000) as codes:
+        with trials.of(np.dtype(dtype), nbytes) as codes:
             assert not codes
+
+
+def test_each_dtype_has_a_trial_of_its_own() -> None:
+    clock = Clock()
+    trials = Trials(clock=clock)
+    ways = []
+    for number in range(20):
+        dtype = DTYPES[number % 2]
+        with trials.of(dtype, 1 << 20) as codes:
+            clock.now_s += 2.0 if codes == (dtype == np.float32) else 1.0
+        ways.append(codes)
+    assert ways[12:] == [False, True] * 4
+
+
+def test_vectors_that_are_much_smaller_are_not_tried() -> None:
+    clock = Clock()
+    trials = Trials(clock=clock)
+    ways = []
+    for number in range(40):
+        nbytes = 1 << (24 if number % 4 == 0 else 20)
+        with trials.of(DTYPES[0], nbytes) as codes:
+            # Small vectors take as long as large ones, so their rate is low.
+            clock.now_s += 0.8 if codes else 1.0
+        ways.append(codes)
+    assert ways[:24:4] == [False] * 3 + [True] * 3
+    assert set(ways[24:]) == {True}

@@ -196,30 +196,53 @@ class Trials:
     equal. The bits that arrive are the same either way.
     """
 
-    coder: Coder = field(default_factory=Coder)
     clock: Callable[[], float] = time.perf_counter
     """In seconds."""
-    _number: int = 0
-    """Of the vector in its period, whose first are for the trial."""
-    _period: int = _FIRST_PERIOD
-    _best_rates: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    """Bytes in a second, of plain and coded vectors."""
+    _of_dtypes: dict[str, _Trial] = field(default_factory=dict)
 
     @contextmanager
-    def of(self, nbytes: int) -> Iterator[bool]:
-        """Whether to code a vector of so many bytes, which is sent in this context."""
-        if nbytes < _LEAST_BYTES:
+    def of(self, dtype: np.dtype[Any], nbytes: int) -> Iterator[bool]:
+        """Whether to code a vector, whose numbers are sent in this context.
+
+        They have this dtype, and are as many bytes before they are coded.
+        """
+        if nbytes < _LEAST_BYTES or not is_coded(dtype):
             yield False
             return
-        is_tried = self._number < 2 * _TRIED
-        plain, coded = self._best_rates
-        codes = self._number >= _TRIED if is_tried else coded > plain
+        trial = self._of_dtypes.setdefault(dtype.name, _Trial())
+        codes = trial.codes
         began_s = self.clock()
         yield codes
-        if is_tried:
-            rate = nbytes / max(self.clock() - began_s, 1e-9)
-            self._best_rates[codes] = max(self._best_rates[codes], rate)
-        self._number += 1
-        if self._number == self._period:
-            self._number, self._best_rates = 0, [0.0, 0.0]
-            self._period = min(2 * self._period, _LONGEST_PERIOD)
+        trial.note(nbytes, self.clock() - began_s)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """The trial of a dtype, which begins again after a while."""
+
+    number: int = 0
+    """Of the next vector; the first are for the trial."""
+    period: int = _FIRST_PERIOD
+    best_rates: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Bytes in a second, of plain and of coded vectors."""
+    most_bytes: int = 0
+    """Of a vector so far. The rates of much smaller ones say little."""
+
+    @property
+    def codes(self) -> bool:
+        if self.number < 2 * _TRIED:
+            return self.number >= _TRIED
+        plain, coded = self.best_rates
+        return coded > plain
+
+    def note(self, nbytes: int, elapsed_s: float) -> None:
+        self.most_bytes = max(self.most_bytes, nbytes)
+        if self.number < 2 * _TRIED:
+            if 2 * nbytes < self.most_bytes:
+                return
+            way, rate = int(self.codes), nbytes / max(elapsed_s, 1e-9)
+            self.best_rates[way] = max(self.best_rates[way], rate)
+        self.number += 1
+        if self.number == self.period:
+            self.number, self.best_rates = 0, [0.0, 0.0]
+            self.period = min(2 * self.period, _LONGEST_PERIOD)

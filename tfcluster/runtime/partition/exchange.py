@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.packing import (
     ALONE_BYTES,
+    SMALL_BYTES,
     CollectiveCall,
     SmallReduction,
     packed,
@@ -183,54 +184,30 @@ class HostExchanger:
         rounding = self._rounding
         rounded = [i for i, request in enumerate(requests) if _may_be_rounded(request)]
         residuals = [Residual() for _ in _ROUNDED] if self._feeds_back else None
-        small = self._small(requests)
-
-        def run_at_once(*arrays: Array) -> list[Array]:
-            assert small is not None
-            terms = [numbers(array) for array in arrays]
-            with group.exchange(signature, data=small.packed(terms)) as call:
-                results = small.results(call, terms)
-            pairs = zip(results, arrays, strict=True)
-            wholes = [result.astype(term.dtype, copy=False) for result, term in pairs]
-            return self._finished(requests, dict(enumerate(wholes)), {})
+        small_places, small = self._small(requests)
 
         def run(*arrays: Array) -> list[Array]:
             rest = iter(arrays)
             counts = [len((*request.terms, *request.ids)) for request in requests]
             terms = [list(itertools.islice(rest, count)) for count in counts]
+            own = [numbers(terms[i][0]) for i in small_places]
+            data = b"" if small is None else small.packed(own)
             wholes: dict[int, Array] = {}
             pieces: dict[int, Array] = {}
-            with group.exchange(signature) as call:
-                if rounding is not None and call.transport.several_hosts:
-                    wholes = _rounded(call, arrays, rounded, rounding, residuals)
-                if call.transport.scatters and self.scatters:
-                    first = [of_request[0] for of_request in terms]
-                    pieces = _scattered(call, requests, first)
-                    wholes |= _gathered_together(call, requests, first)
-                pieces |= _routed(call, requests, terms)
-                for i, request in enumerate(requests):
-                    if isinstance(request.placement, Shard) and i not in (
-                        wholes.keys() | pieces
-                    ):
-                        rows, placement = terms[i][0], request.placement
-                        wholes[i] = gathered(call.transport, rows, placement)
-                for name, op in _OPS.items():
-                    places = [
-                        i
-                        for i, request in enumerate(requests)
-                        if request.placement == Partial(name)
-                        and i not in wholes
-                        and i not in pieces
-                    ]
-                    operands = [[numbers(term) for term in terms[i]] for i in places]
-                    for i, array in zip(
-                        places, self._reduced(call, operands, op), strict=True
-                    ):
-                        dtype = terms[i][0].dtype
-                        wholes[i] = array.astype(dtype, copy=False)
+            with group.exchange(signature, data=data) as call:
+                if small is not None:
+                    wholes = dict(
+                        zip(small_places, small.results(call, own), strict=True)
+                    )
+                if len(wholes) < len(requests):
+                    if rounding is not None and call.transport.several_hosts:
+                        wholes |= _rounded(call, arrays, rounded, rounding, residuals)
+                    pieces = self._others(call, requests, terms, wholes)
+            for i, whole in wholes.items():
+                wholes[i] = whole.astype(terms[i][0].dtype, copy=False)
             return self._finished(requests, wholes, pieces)
 
-        function = HostFunction(run if small is None else run_at_once)
+        function = HostFunction(run)
         self._functions.append(function)
         dtypes = [request.ref.dtype for request in requests]
         return writer.op(
@@ -239,6 +216,36 @@ class HostExchanger:
             {"token": function.token, "Tout": dtypes},
             "exchange",
         )
+
+    def _others(
+        self,
+        call: CollectiveCall,
+        requests: Sequence[ExchangeRequest],
+        terms: Sequence[list[Array]],
+        wholes: dict[int, Array],
+    ) -> dict[int, Array]:
+        """Add the tensors that are not among the ``wholes``; returns pieces of others.
+
+        All ranks have the same of them, so they make the same calls.
+        """
+        places = [i for i in range(len(requests)) if i not in wholes]
+        pieces: dict[int, Array] = {}
+        if call.transport.scatters and self.scatters:
+            first = [of_request[0] for of_request in terms]
+            pieces = _scattered(call, requests, places, first)
+            wholes |= _gathered_together(call, requests, first)
+        pieces |= _routed(call, requests, terms)
+        places = [i for i in places if i not in wholes and i not in pieces]
+        for i in places:
+            placement = requests[i].placement
+            if isinstance(placement, Shard):
+                wholes[i] = gathered(call.transport, terms[i][0], placement)
+        for name, op in _OPS.items():
+            chosen = [i for i in places if requests[i].placement == Partial(name)]
+            operands = [[numbers(term) for term in terms[i]] for i in chosen]
+            results = self._reduced(call, operands, op)
+            wholes |= zip(chosen, results, strict=True)
+        return pieces
 
     def _finished(
         self,
@@ -256,20 +263,31 @@ class HostExchanger:
             results.append(np.asarray(result, order="C"))
         return results
 
-    def _small(self, requests: Sequence[ExchangeRequest]) -> SmallReduction | None:
-        """The reduction of these tensors if they are small: equal on all ranks."""
+    def _small(
+        self, requests: Sequence[ExchangeRequest]
+    ) -> tuple[list[int], SmallReduction | None]:
+        """The tensors that travel with the header; as many as fit, the smallest first.
+
+        They are the same on all ranks.
+        """
         if self._ranks is not None or self._rounding is not None:
-            return None
-        kinds, sizes = [], []
-        for request in requests:
-            placement, shape = request.placement, request.shape
-            if not isinstance(placement, Partial) or shape is None or None in shape:
-                return None
+            return [], None
+        kinds: dict[int, tuple[np.dtype[Any], ReduceOp]] = {}
+        sizes: dict[int, int] = {}
+        for i, request in enumerate(requests):
+            placement, shape = request.placement, sizes_of(request.shape)
+            if not isinstance(placement, Partial) or request.is_routed or shape is None:
+                continue
             dtype = np.dtype(request.ref.dtype.as_numpy_dtype)
             dtype = np.dtype(np.uint8) if dtype == np.bool_ else dtype
-            kinds.append((dtype, _OPS[placement.op]))
-            sizes.append(math.prod(size or 0 for size in shape))
-        return SmallReduction.of(kinds, sizes)
+            if not is_half_precision(dtype) and 0 not in shape:
+                kinds[i] = dtype, _OPS[placement.op]
+                sizes[i] = dtype.itemsize * math.prod(shape)
+        by_size = sorted(kinds, key=lambda i: sizes[i])
+        ends = itertools.accumulate(sizes[i] for i in by_size)
+        fit = sum(end <= SMALL_BYTES for end in ends)
+        places = sorted(by_size[:fit])
+        return places, SmallReduction([kinds[i] for i in places]) if places else None
 
     def _reduced(
         self, call: CollectiveCall, terms: Sequence[list[Array]], op: ReduceOp
@@ -309,14 +327,17 @@ def _rounded(
 
 
 def _scattered(
-    call: CollectiveCall, requests: Sequence[ExchangeRequest], terms: Sequence[Array]
+    call: CollectiveCall,
+    requests: Sequence[ExchangeRequest],
+    places: Sequence[int],
+    terms: Sequence[Array],
 ) -> dict[int, Array]:
     """This rank's pieces of the sums of which each rank gets a piece."""
     places = [
         i
-        for i, request in enumerate(requests)
-        if isinstance(request.result, Shard)
-        and not request.is_routed
+        for i in places
+        if isinstance(requests[i].result, Shard)
+        and not requests[i].is_routed
         and not is_half_precision(terms[i].dtype)
     ]
     size = call.transport.size

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tfcluster.runtime.collective.float_coding import Trials
+from tfcluster.runtime.collective.float_coding import Coder, Trials
 from tfcluster.runtime.collective.rounding import Residual, Rounding
 from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
@@ -79,7 +79,7 @@ class HostTransport:
         self._groups: Groups = ()
         self._exchanged_bytes = 0
         self._elsewhere = False
-        self._trials = Trials()
+        self._coder, self._trials = Coder(), Trials()
 
     @property
     def rank(self) -> int:
@@ -240,11 +240,9 @@ class HostTransport:
         self, ufunc: np.ufunc
     ) -> Callable[[Sequence[int], Array, Array], None]:
         def act(ranks: Sequence[int], vector: Array, source: Array) -> None:
-            with self._trials.of(vector.nbytes) as codes:
-                ring = Ring(
-                    *(self.rank, ranks, vector, ufunc, source, self._trials.coder),
-                    codes=codes,
-                )
+            with self._trials.of(vector.dtype, vector.nbytes) as codes:
+                given = (self.rank, ranks, vector, ufunc, source, self._coder)
+                ring = Ring(*given, codes=codes)
                 self.connected().transfer(*ring.ends(), self.timeout_s)
 
         return act
@@ -265,11 +263,10 @@ class HostTransport:
         self._exchanged_bytes += buffer.nbytes
 
         def between(ranks: Sequence[int], vector: Array, _: Array) -> None:
-            with self._trials.of(vector.nbytes) as codes:
-                coder = self._trials.coder
-                total = RoundedSum(
-                    *(self.rank, ranks, vector, rounding, residual, coder), codes=codes
-                )
+            sent = rounding.empty(0).dtype
+            with self._trials.of(sent, len(vector) * sent.itemsize) as codes:
+                given = (self.rank, ranks, vector, rounding, residual, self._coder)
+                total = RoundedSum(*given, codes=codes)
                 sockets.transfer(*total.ends(), self.timeout_s)
 
         self._sum_by_hosts(buffer, np.add, buffer, between)
