@@ -150,15 +150,26 @@ def busy_elsewhere(said: Said) -> None:
         assert not ours.wait(0.01)
 
 
-def test_nothing_is_said_of_ranks_that_come_in_time() -> None:
-    said = Said()
+def test_only_exchanges_that_took_so_long_are_named() -> None:
+    """Without load, so none of the 200."""
+    said, warning_s = Said(), 0.2
+    took_s: dict[tuple[int, int], float] = {}
 
     def act(group: Group) -> None:
-        for _ in range(200):
+        for number in range(1, 201):
+            began = time.monotonic()
             meet(group, Signature("step"))
+            took_s[group.rank, number] = time.monotonic() - began
 
-    assert with_groups(3, act, said) == [None] * 3
-    assert said.lines == []
+    assert with_groups(3, act, said, warning_s=warning_s) == [None] * 3
+    named = [
+        (rank, int(match[1]))
+        for rank, line in said.lines
+        if (match := re.search(r"has not entered exchange (\d+)", line))
+    ]
+    assert [key for key in named if took_s[key] < warning_s] == []
+    if not named:
+        assert said.lines == []
 
 
 def test_nobody_is_named_where_the_warning_is_off() -> None:
