@@ -48,7 +48,9 @@ EXCHANGES = 5
 """How often a step of the model exchanges, as ``benchmarks.partition`` counts."""
 SMALL, LARGE = 64 * KIB, 64 * MIB
 """Sizes of all-reduces whose times are latency, and CPU time, nearly alone. Vectors of
-16 KiB and less take no ring."""
+16 KiB and less take one hop."""
+MANY = 8
+"""So many hosts share the cores, to measure what a message to one more host costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Costs:
     """How many all-reduces these bytes are divided among."""
     latency_s: float
     """From a rank that has something small to send to the next one that has it."""
+    message_s: float
+    """CPU time to send a small part to one more rank, and to receive its part."""
     cpu_s_per_byte: float
     """CPU time for each byte that a rank sends, receives and adds up."""
 
@@ -77,6 +81,7 @@ class Costs:
             self,
             compute_s=self.compute_s * times,
             latency_s=self.latency_s * times,
+            message_s=self.message_s * times,
             cpu_s_per_byte=self.cpu_s_per_byte * times,
         )
 
@@ -84,6 +89,18 @@ class Costs:
 def transfer_s(costs: Costs, size: float, gbit: float) -> float:
     """Seconds to send and to add up bytes, which happen at the same time."""
     return max(size * HEADERS * 8 / (gbit * 1e9), size * costs.cpu_s_per_byte)
+
+
+def direct_s(costs: Costs, hosts: int, gbit: float) -> float:
+    """Seconds of a step's exchanges with every other host directly: two hops.
+
+    In each of these, a rank has a message for every other rank.
+    """
+    if hosts == 1:
+        return 0.0
+    transfer = transfer_s(costs, 2 * (hosts - 1) / hosts * costs.size, gbit)
+    more = 2 * (hosts - 2) * costs.message_s
+    return transfer + costs.exchanges * (2 * costs.latency_s + more)
 
 
 def ring_s(costs: Costs, hosts: int, gbit: float) -> float:
@@ -116,6 +133,7 @@ def _rounds(hosts: int) -> int:
 
 
 ALGORITHMS: dict[str, Callable[[Costs, int, float], float]] = {
+    "direct": direct_s,
     "ring": ring_s,
     "halving and doubling": halving_s,
     "recursive doubling": doubling_s,
@@ -134,7 +152,7 @@ def step_s(costs: Costs, exchange_s: float) -> tuple[float, float]:
 def rows(
     costs: Costs, hosts: Sequence[int], gbits: Sequence[float]
 ) -> list[tuple[str, ...]]:
-    """The cells of the table: for each network, the exchanges, and the ring's step."""
+    """The cells of the table: for each network, the exchanges, and the direct step."""
     table = []
     for count, gbit in itertools.product(hosts, gbits):
         times = [exchange(costs, count, gbit) for exchange in ALGORITHMS.values()]
@@ -164,15 +182,19 @@ def measured() -> Costs:
     with state() as env:
         env["PYTHONPATH"] = str(HERE.parent)
         alone = _trained(ThisMachine(env), "keras", Layout(1), TASKS[MODEL].batch)
-    with bench(Options(nodes=2)) as site:
+    with bench(Options(nodes=MANY)) as site:
         times = launch(site, 2, 1, "reduce_tfcluster", sizes=(SMALL, LARGE))
-    # Two hosts: a ring has two hops, and each rank sends as many bytes as there are.
+        many = launch(site, MANY, 1, "reduce_tfcluster", sizes=(SMALL,))
+    # Two hosts: there are two hops, and each rank sends as many bytes as there are.
     latency_s = times[SMALL] / 2
+    # The cores are busy for all of the time, with one rank after the other.
+    more_s = many[SMALL] * CORES / MANY - times[SMALL]
     return Costs(
         compute_s=alone.step_s,
         size=4 * alone.parameters,
         exchanges=EXCHANGES,
         latency_s=latency_s,
+        message_s=max(0.0, more_s) / (2 * (MANY - 2)),
         cpu_s_per_byte=max(0.0, times[LARGE] - times[SMALL]) / LARGE,
     )
 
@@ -188,7 +210,7 @@ def show_point(costs: Costs, ranks: int, gbit: float) -> None:
         batch = ranks * TASKS[MODEL].batch
         step = _trained(Rig(site), "tfcluster", Layout(ranks, gbit), batch).step_s
     shared = costs.on_shared_cores(ranks, CORES)
-    least_s, most_s = step_s(shared, ring_s(shared, ranks, gbit))
+    least_s, most_s = step_s(shared, direct_s(shared, ranks, gbit))
     print(
         f"\n{ranks} ranks on {CORES} cores, {ranks / CORES:g} on each, with cables of "
         f"{gbit:g} Gbit/s: a step takes {_ms(step)}. The model says {_ms(least_s)} to "
@@ -212,7 +234,7 @@ def main(argv: Sequence[str] = ()) -> None:
     try:
         costs = Costs(**json.loads(given.costs)) if given.costs else measured()
         print(f"Costs: `{json.dumps(dataclasses.asdict(costs))}`\n")
-        head("hosts", "network", *ALGORITHMS, "a step (ring)", "efficiency")
+        head("hosts", "network", *ALGORITHMS, "a step (direct)", "efficiency")
         for cells in rows(costs, given.hosts, given.gbit):
             row(cells)
         if given.point:

@@ -12,8 +12,19 @@ from benchmarks.scaling import Costs
 
 # A byte takes 8.4 ns on a wire of 1 Gbit/s, and 1 ns of a core.
 COSTS = Costs(
-    compute_s=0.1, size=1_000_000, exchanges=2, latency_s=1e-4, cpu_s_per_byte=1e-9
+    compute_s=0.1,
+    size=1_000_000,
+    exchanges=2,
+    latency_s=1e-4,
+    message_s=1e-5,
+    cpu_s_per_byte=1e-9,
 )
+
+
+def test_direct_exchanges_have_two_hops_and_messages_for_all_others() -> None:
+    wire_s = 1.5 * 1_000_000 * 8 * HEADERS / 1e9
+    expected_s = wire_s + 2 * (2 * 1e-4 + 4 * 1e-5)
+    assert scaling.direct_s(COSTS, 4, 1.0) == pytest.approx(expected_s)
 
 
 def test_a_ring_sends_almost_twice_the_bytes_and_has_two_hops_for_each_other_host() -> (
@@ -45,7 +56,7 @@ def test_a_step_lies_between_full_overlap_and_none() -> None:
 
 def test_ranks_that_share_cores_take_turns() -> None:
     expected = dataclasses.replace(
-        COSTS, compute_s=0.8, latency_s=8e-4, cpu_s_per_byte=8e-9
+        COSTS, compute_s=0.8, latency_s=8e-4, message_s=8e-5, cpu_s_per_byte=8e-9
     )
     shared = COSTS.on_shared_cores(16, 2)
     assert dataclasses.astuple(shared) == pytest.approx(dataclasses.astuple(expected))

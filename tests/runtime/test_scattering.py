@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from tests.kit.ranks import as_threads, results
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
+from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.scattering import (
     allgathered,
@@ -38,8 +40,16 @@ def part(array: Array, rank: int, size: int) -> Array:
     return array[first:last]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_reduce_scatter_has_the_bits_of_an_all_reduce(size: int) -> None:
+HOSTS = pytest.mark.parametrize(
+    "hosts", ["aa", "aaa", "aaaa", "ab", "abc", "aabb", "abab", "aabbcc", "abbacc"]
+)
+"""The host of each rank; a host's ranks need not be successive."""
+
+
+@HOSTS
+def test_a_reduce_scatter_has_the_bits_of_an_all_reduce(hosts: str) -> None:
+    size = len(hosts)
+
     def act(group: Group) -> tuple[list[Array], list[Array]]:
         own = terms_of(group.rank)
         with group.exchange(Signature("whole")) as call:
@@ -49,15 +59,47 @@ def test_a_reduce_scatter_has_the_bits_of_an_all_reduce(size: int) -> None:
             assert call.transport.scatters
             return whole, reduce_scattered(call, parts, ReduceOp.SUM)
 
-    for rank, (whole, found) in enumerate(results(as_threads(size, act))):
+    for rank, (whole, found) in enumerate(results(as_threads(size, act, list(hosts)))):
         for total, own in zip(whole, found, strict=True):
             assert own.dtype == total.dtype
             np.testing.assert_array_equal(own, part(total, rank, size))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_parts_of_all_ranks_are_gathered(size: int) -> None:
-    wholes = terms_of(0)
+@pytest.mark.parametrize("hosts", ["aaa", "abc", "aabb", "abab", "abbacb"])
+def test_terms_are_added_in_one_order_whatever_their_size(hosts: str) -> None:
+    """Those of each host, in rank order, and then the hosts' sums."""
+    ranks = range(len(hosts))
+    of_hosts = [
+        [terms_of(rank) for rank in ranks if hosts[rank] == host]
+        for host in dict.fromkeys(hosts)
+    ]
+
+    def act(group: Group) -> tuple[list[Array], list[Array]]:
+        own = terms_of(group.rank)
+        small = reduce_arrays(group, own[:1], ReduceOp.SUM, Signature("small"))
+        with group.exchange(Signature("all")) as call:
+            return small, reduced(call, own, ReduceOp.SUM)
+
+    expected = [
+        sum_in_order([sum_in_order([term[i] for term in terms]) for terms in of_hosts])
+        for i in range(len(ROWS))
+    ]
+    for small, found in results(as_threads(len(hosts), act, list(hosts))):
+        np.testing.assert_array_equal(small[0], expected[0])
+        for total, whole in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(total, whole)
+
+
+def sum_in_order(terms: Sequence[Array]) -> Array:
+    total: Array = terms[0].copy()
+    for term in terms[1:]:
+        total += term
+    return total
+
+
+@HOSTS
+def test_parts_of_all_ranks_are_gathered(hosts: str) -> None:
+    wholes, size = terms_of(0), len(hosts)
     shapes = [
         [part(whole, rank, size).shape for whole in wholes] for rank in range(size)
     ]
@@ -67,7 +109,7 @@ def test_parts_of_all_ranks_are_gathered(size: int) -> None:
         with group.exchange(Signature("parts")) as call:
             return allgathered(call, own, shapes)
 
-    for found in results(as_threads(size, act)):
+    for found in results(as_threads(size, act, list(hosts))):
         for rank, parts in enumerate(found):
             for own, whole in zip(parts, wholes, strict=True):
                 np.testing.assert_array_equal(own, part(whole, rank, size))
@@ -100,7 +142,7 @@ def test_gathers_and_sums_in_a_row_do_not_overtake_each_other(size: int) -> None
     assert results(as_threads(size, act)) == [[]] * size
 
 
-def test_ranks_of_several_hosts_do_not_scatter() -> None:
+def test_hosts_with_unequal_numbers_of_ranks_do_not_scatter() -> None:
     def act(group: Group) -> bool:
         with group.exchange(Signature("anything")) as call:
             return call.transport.scatters
@@ -108,8 +150,10 @@ def test_ranks_of_several_hosts_do_not_scatter() -> None:
     assert results(as_threads(3, act, ["a", "a", "b"])) == [False] * 3
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_one_array_is_scattered_where_it_lies(size: int) -> None:
+@pytest.mark.parametrize("hosts", ["aa", "aaa", "ab", "abc"])
+def test_one_array_is_scattered_where_it_lies(hosts: str) -> None:
+    size = len(hosts)
+
     def act(group: Group) -> tuple[Array, Array, bool]:
         term = terms_of(group.rank)[1]
         before = term.copy()
@@ -122,6 +166,6 @@ def test_one_array_is_scattered_where_it_lies(size: int) -> None:
         expected = whole.reshape(-1)[ends[group.rank] : ends[group.rank + 1]]
         return own, expected, np.array_equal(term, before)
 
-    for own, expected, is_kept in results(as_threads(size, act)):
+    for own, expected, is_kept in results(as_threads(size, act, list(hosts))):
         np.testing.assert_array_equal(own, expected)
         assert is_kept

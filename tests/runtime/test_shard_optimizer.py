@@ -26,8 +26,13 @@ ALIKE = {
     "first": (2, ["trained"]),
     "others": (2, ["read_in_callbacks", "assigned", "two_optimizers"]),
     "uneven": (3, ["trained", "saved"]),
+    "abc": (3, ["trained"]),
+    "abab": (4, ["trained"]),
 }
-"""The number of ranks, and deeds that end with the same bits, divided or not."""
+"""The number of ranks, and deeds that end with the same bits, divided or not.
+
+The names of the last two say on which host each rank is.
+"""
 
 
 def environment(**options: object) -> dict[str, str]:
@@ -75,9 +80,13 @@ def deeds(tmp_path_factory: pytest.TempPathFactory) -> Deeds:
         ("another_thread", 2, ["another_thread"], divided),
         ("one_rank_reads", 2, ["one_rank_reads"], divided),
         ("by_ops", 2, ["trained"], by_ops | {"TF_GRPC_REUSE_PORT": "1"}),
-        *((f"whole-{k}", n, words, environment()) for k, (n, words) in ALIKE.items()),
-        *((f"divided-{k}", n, words, divided) for k, (n, words) in ALIKE.items()),
     ]
+    for name, (size, words) in ALIKE.items():
+        hosts = {"HOSTS": name} if len(name) == size else {}
+        chosen += [
+            (f"whole-{name}", size, words, environment() | hosts),
+            (f"divided-{name}", size, words, divided | hosts),
+        ]
     jobs = [
         Job(name, size, "shard_optimizer.py", (str(folder / name), *words), env)
         for name, size, words, env in chosen
@@ -114,7 +123,8 @@ def test_ranks_train_the_same_bits(deeds: Deeds, name: str, deed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["first", pytest.param("uneven", marks=pytest.mark.slow)]
+    "name",
+    ["first", *(pytest.param(k, marks=pytest.mark.slow) for k in ("uneven", "abc"))],
 )
 def test_a_rank_holds_its_piece_until_somebody_reads(deeds: Deeds, name: str) -> None:
     size, _ = ALIKE[name]

@@ -5,7 +5,7 @@
     shard_optimizer.py RESULTS [DEED...]
 
 RESULTS-<rank>.npz holds what each deed returns, as DEED/NAME. Files are below the
-working folder.
+working folder. HOSTS has a letter for each rank: those of one letter are on one host.
 """
 
 import gc
@@ -19,13 +19,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import CollectiveError
+from tfcluster.runtime import CollectiveError, process_group
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 
 RANK = int(os.environ.get("TFCLUSTER_RANK", "0"))
 SIZE = int(os.environ.get("TFCLUSTER_SIZE", "1"))
 LAST = RANK == SIZE - 1
+
+if hosts := os.environ.get("HOSTS"):
+    # Each rank says on which host it is.
+    hooked: Any = process_group.group()._transport
+    hooked._host_key = hosts[RANK]
 
 
 def data():

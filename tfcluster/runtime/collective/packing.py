@@ -270,15 +270,9 @@ class SmallReduction:
         start = 0
         for (dtype, op), places in self._places.items():
             count = sum(arrays[i].size for i in places)
-            first, *others = [
-                np.frombuffer(data, dtype, count, start) for data in call.data
-            ]
+            vectors = [np.frombuffer(data, dtype, count, start) for data in call.data]
             start += count * dtype.itemsize
-            total = first.copy()
-            # An overflow is infinite on one machine, too.
-            with np.errstate(over="ignore", invalid="ignore"):
-                for vector in others:
-                    UFUNCS[op](total, vector, out=total)
+            total = call.transport.reduced(vectors, UFUNCS[op])
             end = 0
             for i in places:
                 begin, end = end, end + arrays[i].size

@@ -1,8 +1,8 @@
 """Reduce-scatter and all-gather of many arrays within one exchange: packed first.
 
-Only for a transport that ``scatters``: its ranks share memory. Every rank calls these
-within an exchange of its group. All ranks know the shapes of the parts of all ranks;
-dtypes are equal on all ranks.
+Only for a transport that ``scatters``. Every rank calls these within an exchange of its
+group. All ranks know the shapes of the parts of all ranks; dtypes are equal on all
+ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tfcluster.runtime.collective.packing import CollectiveCall, pool
+from tfcluster.runtime.collective.packing import (
+    ALONE_BYTES,
+    CollectiveCall,
+    pool,
+)
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 
 Sizes = tuple[int, ...]
@@ -31,12 +35,12 @@ def reduce_scattered(
     Their dtypes are not of half precision. Returns new arrays of the shapes of this
     rank's parts. Raises what the transport raises.
     """
-    own = parts[call.transport.rank]
+    own, order = parts[call.transport.rank], call.transport.scatter_order
     results: list[Array] = [np.empty(0)] * len(own)
     for dtype, places in _by_dtype(own).items():
-        bounds = _bounds([[part[i].size for i in places] for part in parts])
+        bounds = _bounds([[parts[rank][i].size for i in places] for rank in order])
         vector = pool.empty(bounds[-1], dtype)
-        terms = [part[i].reshape(-1) for part in parts for i in places]
+        terms = [parts[rank][i].reshape(-1) for rank in order for i in places]
         np.concatenate(terms, out=vector)
         act = partial(call.transport.reduce_scatter, vector, op, bounds, vector)
         # A copy, not to keep the memory of all other parts.
@@ -70,38 +74,47 @@ def allgathered(
     This rank has ``own``; rank r has arrays of ``shapes[r]``. Raises what the transport
     raises.
     """
-    rank = call.transport.rank
+    order = call.transport.scatter_order
+    mine = order.index(call.transport.rank)
     results = [[np.empty(0)] * len(own) for _ in shapes]
     for dtype, places in _by_dtype(own).items():
-        chosen = [[shapes_of_rank[i] for i in places] for shapes_of_rank in shapes]
+        chosen = [[shapes[rank][i] for i in places] for rank in order]
         bounds = _bounds([[math.prod(shape) for shape in part] for part in chosen])
         vector = pool.empty(bounds[-1], dtype)
-        start, end = bounds[rank], bounds[rank + 1]
+        start, end = bounds[mine], bounds[mine + 1]
         np.concatenate([own[i].reshape(-1) for i in places], out=vector[start:end])
-        _gather(call, vector, bounds)
-        ranks = zip(results, chosen, pairwise(bounds), strict=True)
-        for of_rank, part_shapes, (first, last) in ranks:
+        _gather(call, vector, bounds, mine)
+        ranks = zip(order, chosen, pairwise(bounds), strict=True)
+        for rank, part_shapes, (first, last) in ranks:
             arrays = _unpacked(vector[first:last], part_shapes)
             for place, array in zip(places, arrays, strict=True):
-                of_rank[place] = array
+                results[rank][place] = array
     return results
 
 
 def allgathered_alone(call: CollectiveCall, own: Array, sizes: Sequence[int]) -> Array:
     """The elements of all ranks' parts of one array, in rank order: shape (n,).
 
-    Rank r has ``sizes[r]`` of them. Raises what the transport raises.
+    Rank r has ``sizes[r]`` of them; the transport's ``scatter_order`` is the ranks'.
+    Raises what the transport raises.
     """
     bounds, rank = [0, *accumulate(sizes)], call.transport.rank
     vector = pool.empty(bounds[-1], own.dtype)
     vector[bounds[rank] : bounds[rank + 1]] = own.reshape(-1)
-    _gather(call, vector, bounds)
+    _gather(call, vector, bounds, rank)
     return vector
 
 
-def _gather(call: CollectiveCall, vector: Array, bounds: Sequence[int]) -> None:
-    rank = call.transport.rank
-    nbytes = (bounds[rank + 1] - bounds[rank]) * vector.itemsize
+def can_go_alone(call: CollectiveCall, nbytes: int) -> bool:
+    """Whether a large array is better scattered and gathered alone, without a copy."""
+    order = call.transport.scatter_order
+    return nbytes > ALONE_BYTES and list(order) == sorted(order)
+
+
+def _gather(
+    call: CollectiveCall, vector: Array, bounds: Sequence[int], place: int
+) -> None:
+    nbytes = (bounds[place + 1] - bounds[place]) * vector.itemsize
     call.part(nbytes, partial(call.transport.allgather_shards, vector, bounds))
 
 

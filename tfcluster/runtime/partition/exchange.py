@@ -23,7 +23,6 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.packing import (
-    ALONE_BYTES,
     SMALL_BYTES,
     CollectiveCall,
     SmallReduction,
@@ -38,6 +37,7 @@ from tfcluster.runtime.collective.rounding import (
 from tfcluster.runtime.collective.scattering import (
     allgathered,
     allgathered_alone,
+    can_go_alone,
     reduce_scattered,
     reduce_scattered_alone,
 )
@@ -348,7 +348,7 @@ def _scattered(
         shard, term = requests[i].result, terms[i]
         assert isinstance(shard, Shard)
         own = [rows_of(term, shard, Split(rank, size)) for rank in range(size)]
-        if _is_in_order(shard, term.shape) and term.nbytes > ALONE_BYTES:
+        if _is_in_order(shard, term.shape) and can_go_alone(call, term.nbytes):
             sizes = [part.size for part in own]
             rows = reduce_scattered_alone(call, term, sizes, ReduceOp.SUM)
             results[i] = rows.reshape(own[call.transport.rank].shape)
@@ -409,7 +409,8 @@ def _gathered_together(
         if request.is_routed:
             continue
         parts = [sizes_of(split.local_shape(shape, shard)) or () for split in splits]
-        if _is_in_order(shard, shape) and math.prod(shape) * own.itemsize > ALONE_BYTES:
+        nbytes = math.prod(shape) * own.itemsize
+        if _is_in_order(shard, shape) and can_go_alone(call, nbytes):
             rows = allgathered_alone(call, own, [math.prod(part) for part in parts])
             results[i] = rows.reshape(shape)
             continue

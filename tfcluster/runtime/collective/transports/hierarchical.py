@@ -1,9 +1,9 @@
 """The ``host`` transport: shared memory within a host, TCP between hosts.
 
-It uses plain Python and numpy. Small data go to every rank directly. The all-reduce of
-a large vector is hierarchical: a reduce-scatter within each host, a ring all-reduce of
-every shard between the hosts, and an all-gather within each host. Connections are made
-on first use.
+It uses plain Python and numpy. Small data go to every rank. The all-reduce of a large
+vector is hierarchical: a reduce-scatter within each host, an all-reduce of every shard
+between the hosts, and an all-gather within each host. Connections are made on first
+use.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -22,14 +23,19 @@ from tfcluster.runtime.collective.transports.base import (
     Array,
     ReduceOp,
 )
+from tfcluster.runtime.collective.transports.direct_sum import (
+    DirectSum,
+    PlainTerms,
+    RoundedTerms,
+    Terms,
+    gathering,
+)
 from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     IncomingBytes,
     OutgoingBytes,
     PeerSockets,
     framed,
 )
-from tfcluster.runtime.collective.transports.ring import Ring
-from tfcluster.runtime.collective.transports.rounded_sum import RoundedSum
 from tfcluster.runtime.collective.transports.shm_allreduce import (
     ShmCollectives,
     even_bounds,
@@ -41,7 +47,7 @@ TIMEOUT_S = 1800.0
 """A rank may well be silent while it saves a model or compiles a step."""
 
 _DIRECT_BYTES = 1 << 14
-"""A vector up to this size is faster in one step than around the ring."""
+"""Every rank reduces a vector up to this size itself, which takes one step only."""
 
 
 class HostTransport:
@@ -76,7 +82,7 @@ class HostTransport:
         self._interrupted = threading.Event()
         self._sockets: PeerSockets | None = None
         self._local: ShmCollectives | None = None
-        self._groups: Groups = ()
+        self._groups: Groups = ((me.rank,),) if me.size == 1 else ()
         self._exchanged_bytes = 0
         self._elsewhere = False
         self._coder, self._trials = Coder(), Trials()
@@ -154,8 +160,8 @@ class HostTransport:
         ``buffer`` has shape (n,) and a numeric numpy dtype. ``op`` is one of
         ``UFUNCS``, else KeyError is raised. This rank contributes ``source``, a
         separate vector of the same length and dtype, or else ``buffer`` itself. The
-        result is bitwise equal on all ranks. Between hosts, up to 16 KiB go directly,
-        and more around rings.
+        result is bitwise equal on all ranks: the terms of each host's ranks are
+        reduced, and then those of the hosts, in the order of ``groups``.
         """
         if self.size == 1:
             if source is not None:
@@ -169,7 +175,11 @@ class HostTransport:
             if buffer.nbytes <= _DIRECT_BYTES:
                 self._allreduce_directly(buffer, ufunc, values)
             else:
-                self._sum_by_hosts(buffer, ufunc, values, self._around_ring(ufunc))
+                self._sum_by_hosts(
+                    *(buffer, ufunc, values),
+                    lambda vector, source, _: PlainTerms(vector, source, ufunc),
+                    buffer.dtype,
+                )
         elif self._local.fits_at_once(buffer.nbytes):
             self._local.allreduce_at_once(buffer, ufunc, values)
         else:
@@ -179,50 +189,90 @@ class HostTransport:
     def scatters(self) -> bool:
         """Whether ``reduce_scatter`` and ``allgather_shards`` can be called.
 
-        They can if all ranks share memory. Equal on all ranks; False until connected.
+        They can if each host has as many ranks as any other. Equal on all ranks; False
+        until connected.
         """
-        return self._local is not None and len(self._groups) == 1
+        return len({len(group) for group in self._groups}) == 1
+
+    @property
+    def scatter_order(self) -> tuple[int, ...]:
+        """The ranks in the order of their shards: the first of each host come first."""
+        return tuple(_in_order(self._groups))
 
     def reduce_scatter(
         self, source: Array, op: ReduceOp, bounds: Sequence[int], vector: Array
     ) -> Array:
         """This rank's shard of the reduced sources, with the bits of ``allreduce``.
 
-        ``source`` has shape (n,), equal on all ranks like ``op`` and the dtype. Rank r
-        gets what is from ``bounds[r]`` to ``bounds[r + 1]``, as a part of ``vector``,
-        of which nothing else is written. Both may be the same. Only if ``scatters``.
+        ``source`` has shape (n,), equal on all ranks like ``op`` and the dtype. Rank
+        ``scatter_order[i]`` gets what is from ``bounds[i]`` to ``bounds[i + 1]``, as a
+        part of ``vector``. Of that, only shards of ranks with this rank's place on
+        their hosts are written. Both may be the same. Only if ``scatters``.
         """
-        assert self._local is not None
         self._exchanged_bytes += source.nbytes
-        start, end = self._local.reduce_scatter(vector, UFUNCS[op], source, bounds)
-        return vector[start:end]
+        ufunc, shards = UFUNCS[op], _Shards(self._groups, self.rank, bounds)
+        if self._local is not None:
+            self._local.reduce_scatter(vector, ufunc, source, shards.of_members)
+            source = vector
+        if len(shards.peers) > 1:
+            terms = PlainTerms(vector, source, ufunc)
+            self._sum(shards.peers, shards.of_peers, terms, vector.dtype, gathers=False)
+        return vector[shards.own]
 
     def allgather_shards(self, vector: Array, bounds: Sequence[int]) -> None:
         """Copy every rank's shard into ``vector``; see ``reduce_scatter``."""
-        assert self._local is not None
-        start, end = bounds[self.rank], bounds[self.rank + 1]
-        self._exchanged_bytes += (end - start) * vector.itemsize
-        self._local.allgather_shards(vector, bounds)
+        shards = _Shards(self._groups, self.rank, bounds)
+        own = vector[shards.own]
+        self._exchanged_bytes += own.nbytes
+        if len(shards.peers) > 1:
+            with self._trials.of(own.dtype, own.nbytes) as codes:
+                given = (self.rank, shards.peers, shards.of_peers, vector, self._coder)
+                ends = gathering(*given, codes=codes)
+                self.connected().transfer(*ends, self.timeout_s)
+        if self._local is not None:
+            self._local.allgather_shards(vector, shards.of_members)
 
     def _allreduce_directly(
         self, buffer: Array, ufunc: np.ufunc, source: Array
     ) -> None:
-        """All-gather the vectors; every rank reduces them all, in rank order."""
+        """All-gather the vectors; every rank reduces them all."""
         gathered = self._gathered(source.tobytes())
         vectors = [np.frombuffer(data, buffer.dtype) for data in gathered]
-        buffer[:] = vectors[0]
-        for vector in vectors[1:]:
-            ufunc(buffer, vector, out=buffer)
+        buffer[:] = self.reduced(vectors, ufunc)
+
+    def reduced(self, vectors: Sequence[Array], ufunc: np.ufunc) -> Array:
+        """A new vector with the bits that ``allreduce`` gives, of all ranks' vectors.
+
+        They are in rank order. The terms of each host are reduced first.
+        """
+        # An overflow is infinite on one machine, too.
+        with np.errstate(over="ignore", invalid="ignore"):
+            of_hosts = []
+            for group in self._groups:
+                first, *others = [vectors[rank] for rank in group]
+                total = first.copy()
+                for vector in others:
+                    ufunc(total, vector, out=total)
+                of_hosts.append(total)
+            total, *others = of_hosts
+            for vector in others:
+                ufunc(total, vector, out=total)
+        return total
 
     def _sum_by_hosts(
         self,
         buffer: Array,
         ufunc: np.ufunc,
         source: Array,
-        between: Callable[[Sequence[int], Array, Array], None],
+        terms_of: Callable[[Array, Array, Sequence[int]], Terms],
+        dtype: np.dtype[Any],
     ) -> None:
-        """``between`` exchanges a shard among ranks of different hosts."""
-        # One ring per shard, and as many shards as the smallest host has ranks.
+        """All-reduce; ``terms_of`` are those that ranks of different hosts exchange.
+
+        Its arguments are the vector for the results, this rank's term, and the bounds
+        of the peers' parts; ``dtype`` is that of what is sent.
+        """
+        # As many shards as the smallest host has ranks.
         owners = min(len(group) for group in self._groups)
         start, end, me = 0, len(buffer), 0
         bounds = even_bounds(len(buffer), owners)
@@ -231,21 +281,28 @@ class HostTransport:
             start, end = self._local.reduce_scatter(buffer, ufunc, source, bounds)
             source = buffer
         if me < owners:
-            ring_ranks = [group[me] for group in self._groups]
-            between(ring_ranks, buffer[start:end], source[start:end])
+            peers = [group[me] for group in self._groups]
+            parts = even_bounds(end - start, len(peers))
+            terms = terms_of(buffer[start:end], source[start:end], parts)
+            self._sum(peers, parts, terms, dtype)
         if self._local is not None:
             self._local.allgather_shards(buffer, bounds)
 
-    def _around_ring(
-        self, ufunc: np.ufunc
-    ) -> Callable[[Sequence[int], Array, Array], None]:
-        def act(ranks: Sequence[int], vector: Array, source: Array) -> None:
-            with self._trials.of(vector.dtype, vector.nbytes) as codes:
-                given = (self.rank, ranks, vector, ufunc, source, self._coder)
-                ring = Ring(*given, codes=codes)
-                self.connected().transfer(*ring.ends(), self.timeout_s)
-
-        return act
+    def _sum(
+        self,
+        peers: Sequence[int],
+        bounds: Sequence[int],
+        terms: Terms,
+        dtype: np.dtype[Any],
+        *,
+        gathers: bool = True,
+    ) -> None:
+        """Reduce a vector among ranks of different hosts; see ``DirectSum``."""
+        nbytes = (bounds[-1] - bounds[0]) * dtype.itemsize
+        with self._trials.of(dtype, nbytes) as codes:
+            given = (self.rank, peers, bounds, terms, self._coder)
+            ends = DirectSum(*given, codes=codes, gathers=gathers).ends()
+            self.connected().transfer(*ends, self.timeout_s)
 
     def allreduce_rounded(
         self, buffer: Array, rounding: Rounding, residual: Residual | None
@@ -256,20 +313,19 @@ class HostTransport:
         With ``residual``, the rounding error is added to the next sum. The result is
         bitwise equal on all ranks.
         """
-        sockets = self.connected()
+        self.connected()
         if len(self._groups) < 2:
             self.allreduce(buffer, ReduceOp.SUM)
             return
         self._exchanged_bytes += buffer.nbytes
+        host = next(i for i, group in enumerate(self._groups) if self.rank in group)
 
-        def between(ranks: Sequence[int], vector: Array, _: Array) -> None:
-            sent = rounding.empty(0).dtype
-            with self._trials.of(sent, len(vector) * sent.itemsize) as codes:
-                given = (self.rank, ranks, vector, rounding, residual, self._coder)
-                total = RoundedSum(*given, codes=codes)
-                sockets.transfer(*total.ends(), self.timeout_s)
+        def terms_of(vector: Array, _: Array, bounds: Sequence[int]) -> Terms:
+            own = bounds[host], bounds[host + 1]
+            return RoundedTerms(vector, own, len(self._groups), rounding, residual)
 
-        self._sum_by_hosts(buffer, np.add, buffer, between)
+        sent = rounding.empty(0).dtype
+        self._sum_by_hosts(buffer, np.add, buffer, terms_of, sent)
 
     def allgather(self, data: bytes) -> list[bytes]:
         """Every rank's data, of any length, in rank order."""
@@ -345,3 +401,25 @@ class HostTransport:
                     host_key=self._host_key,
                 )
         return self._sockets
+
+
+class _Shards:
+    """Which shards of a vector belong to a rank, and to those it exchanges with.
+
+    See ``HostTransport.reduce_scatter`` for ``bounds``.
+    """
+
+    def __init__(self, groups: Groups, me: int, bounds: Sequence[int]) -> None:
+        hosts = len(groups)
+        self.peers = next(ranks for ranks in zip(*groups, strict=True) if me in ranks)
+        """The ranks with the same place on their hosts, one of each host."""
+        own = _in_order(groups).index(me)
+        first = own - own % hosts
+        self.own = slice(bounds[own], bounds[own + 1])
+        self.of_peers = bounds[first : first + hosts + 1]
+        self.of_members = bounds[::hosts]
+        """The bounds of what this host's ranks exchange with others."""
+
+
+def _in_order(groups: Groups) -> list[int]:
+    return [rank for ranks in zip(*groups, strict=True) for rank in ranks]

@@ -1,12 +1,13 @@
-"""The ring and rounded sums over TCP sockets, with one thread for each rank."""
+"""Direct sums over TCP sockets, plain and rounded, with one thread for each rank."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,13 +15,19 @@ import pytest
 
 from tfcluster.runtime.collective.float_coding import BLOCK, Coder
 from tfcluster.runtime.collective.rounding import Residual, Rounding
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.collective.transports.block_streams import BlockSink
+from tfcluster.runtime.collective.transports.direct_sum import (
+    DirectSum,
+    PlainTerms,
+    RoundedTerms,
+    gathering,
+)
 from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     IncomingBytes,
     PeerSockets,
 )
-from tfcluster.runtime.collective.transports.ring import Ring
-from tfcluster.runtime.collective.transports.rounded_sum import RoundedSum
+from tfcluster.runtime.collective.transports.shm_allreduce import even_bounds
 from tfcluster.runtime.errors import CollectiveError, PeerLostError
 
 TIMEOUT_S = 60.0
@@ -50,57 +57,110 @@ def connected_sockets(size: int) -> list[PeerSockets]:
     return [PeerSockets(connections) for connections in ends]
 
 
+def with_sockets(size: int, act: Callable[[int, PeerSockets], Array]) -> list[Array]:
+    """What ``act`` returns for each rank, and its connections."""
+    sockets = connected_sockets(size)
+    with ThreadPoolExecutor(size) as threads:
+        results = list(threads.map(act, range(size), sockets))
+    for each in sockets:
+        each.close()
+    return results
+
+
+def vectors_of(size: int, count: int) -> list[Array]:
+    """Numbers whose sum depends on the order of the additions."""
+    random = np.random.default_rng(7)
+    scales = 10.0 ** random.integers(-3, 4, (size, count))
+    return list((random.normal(size=(size, count)) * scales).astype("float32"))
+
+
+def uneven(count: int, size: int) -> list[int]:
+    """The first part is empty, and the others get longer."""
+    return [0, *(count * number**2 // (size - 1) ** 2 for number in range(size))]
+
+
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "in place"])
 @pytest.mark.parametrize("count", [1, 1000, 5 * BLOCK + 7])
 @pytest.mark.parametrize("coding", ["none", "all", "rank 0"])
-def test_every_rank_has_the_same_result(
-    size: int, apart: bool, count: int, coding: str
+@pytest.mark.parametrize("bounds_of", [even_bounds, uneven])
+def test_terms_are_added_in_rank_order(
+    size: int,
+    apart: bool,
+    count: int,
+    coding: str,
+    bounds_of: Callable[[int, int], list[int]],
 ) -> None:
-    rng = np.random.default_rng(7)
-    vectors = [rng.normal(size=count).astype("float32") for _ in range(size)]
-    expected = sum(vector.astype("float64") for vector in vectors)
+    vectors, bounds = vectors_of(size, count), bounds_of(count, size)
+    expected = functools.reduce(np.add, vectors)
     kept = [vector.copy() for vector in vectors]
-    sockets = connected_sockets(size)
 
-    def reduce(rank: int) -> np.ndarray:
-        source = vectors[rank]
+    def reduce(rank: int, sockets: PeerSockets, *, gathers: bool) -> Array:
+        source = vectors[rank] if apart else vectors[rank].copy()
         result = np.full_like(source, np.nan) if apart else source
         codes = coding == "all" or (coding == "rank 0" and rank == 0)
-        ring = Ring(*(rank, range(size), result, np.add, source, Coder()), codes=codes)
-        sockets[rank].transfer(*ring.ends(), TIMEOUT_S)
+        terms = PlainTerms(result, source, np.add)
+        given = (rank, range(size), bounds, terms, Coder())
+        ends = DirectSum(*given, codes=codes, gathers=gathers).ends()
+        sockets.transfer(*ends, TIMEOUT_S)
         return result
 
-    with ThreadPoolExecutor(size) as threads:
-        results = list(threads.map(reduce, range(size)))
-    for each in sockets:
-        each.close()
-    np.testing.assert_allclose(results[0], expected, rtol=1e-5, atol=1e-6)
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
-    if apart:
-        np.testing.assert_array_equal(vectors, kept)
+    for result in with_sockets(size, functools.partial(reduce, gathers=True)):
+        np.testing.assert_array_equal(result, expected)
+    parts = with_sockets(size, functools.partial(reduce, gathers=False))
+    for part, (start, end) in zip(parts, itertools.pairwise(bounds), strict=True):
+        np.testing.assert_array_equal(part[start:end], expected[start:end])
+        if apart:  # Nothing else is written.
+            assert np.isnan(part[:start]).all()
+            assert np.isnan(part[end:]).all()
+    np.testing.assert_array_equal(vectors, kept)
+
+    def gather(rank: int, sockets: PeerSockets) -> Array:
+        given = (rank, range(size), bounds, parts[rank], Coder())
+        sockets.transfer(*gathering(*given, codes=coding == "all"), TIMEOUT_S)
+        return parts[rank]
+
+    for whole in with_sockets(size, gather):
+        np.testing.assert_array_equal(whole, expected)
+
+
+@pytest.mark.parametrize("ufunc", [np.minimum, np.maximum, np.multiply])
+@pytest.mark.parametrize("dtype", ["int8", "uint64", "float64", "complex64"])
+def test_other_operations_and_dtypes(ufunc: np.ufunc, dtype: str) -> None:
+    vectors = [vector.astype(dtype) for vector in vectors_of(3, 1000)]
+
+    def reduce(rank: int, sockets: PeerSockets) -> Array:
+        result: Array = vectors[rank].copy()
+        terms = PlainTerms(result, result, ufunc)
+        given = (rank, range(3), even_bounds(1000, 3), terms, Coder())
+        sockets.transfer(*DirectSum(*given, codes=True).ends(), TIMEOUT_S)
+        return result
+
+    one, two, three = vectors
+    for result in with_sockets(3, reduce):
+        np.testing.assert_array_equal(result, ufunc(ufunc(one, two), three))
 
 
 def test_nothing_keeps_the_vectors() -> None:
     """Memory that only a cycle refers to could not be reused for the next sum."""
     vectors = [np.ones(1000, "float32") for _ in range(2)]
-    sockets = connected_sockets(2)
+    bounds = even_bounds(1000, 2)
 
-    def reduce(rank: int) -> None:
-        vector = vectors[rank]
-        exact = Ring(*(rank, range(2), vector, np.add, vector, Coder()), codes=True)
-        sockets[rank].transfer(*exact.ends(), TIMEOUT_S)
-        given = (vector, Rounding("bfloat16"), None, Coder())
-        rounded = RoundedSum(rank, range(2), *given, codes=True)
-        sockets[rank].transfer(*rounded.ends(), TIMEOUT_S)
+    def reduce(rank: int, sockets: PeerSockets) -> Array:
+        vector, own = vectors[rank], (bounds[rank], bounds[rank + 1])
+        rounding = Rounding("bfloat16")
+        kinds = (
+            PlainTerms(vector, vector, np.add),
+            RoundedTerms(vector, own, 2, rounding, None),
+        )
+        for terms in kinds:
+            given = (rank, range(2), bounds, terms, Coder())
+            sockets.transfer(*DirectSum(*given, codes=True).ends(), TIMEOUT_S)
+        return np.zeros(1)
 
     gc.disable()
     try:
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(reduce, range(2)))
-        for each in sockets:
-            each.close()
+        with_sockets(2, reduce)
         kept = [weakref.ref(vector) for vector in vectors]
         vectors.clear()
         assert [vector() for vector in kept] == [None, None]
@@ -112,21 +172,18 @@ def test_nothing_keeps_the_vectors() -> None:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("count", [3, BLOCK // 2 + 7])
 def test_coding_does_not_change_rounded_sums(dtype: str, size: int, count: int) -> None:
-    def summed(codes: bool) -> list[np.ndarray]:
-        sockets = connected_sockets(size)
+    bounds = even_bounds(count, size)
 
-        def reduce(rank: int) -> np.ndarray:
+    def summed(codes: bool) -> list[Array]:
+        def reduce(rank: int, sockets: PeerSockets) -> Array:
             vector = np.random.default_rng(rank).normal(size=count).astype("float32")
-            given = (vector, Rounding(dtype), Residual(), Coder())
-            total = RoundedSum(rank, range(size), *given, codes=codes)
-            sockets[rank].transfer(*total.ends(), TIMEOUT_S)
+            own = bounds[rank], bounds[rank + 1]
+            terms = RoundedTerms(vector, own, size, Rounding(dtype), Residual())
+            given = (rank, range(size), bounds, terms, Coder())
+            sockets.transfer(*DirectSum(*given, codes=codes).ends(), TIMEOUT_S)
             return vector
 
-        with ThreadPoolExecutor(size) as threads:
-            results = list(threads.map(reduce, range(size)))
-        for each in sockets:
-            each.close()
-        return results
+        return with_sockets(size, reduce)
 
     plain, coded = summed(False), summed(True)
     for result in (*plain, *coded):
