@@ -23,6 +23,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([str(SITE), *filter(None, _paths)])
 )
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background like this, and programs inherit it.
+    # Tests find out what an interrupt does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _TESTS = Path(__file__).parent
 _LONGEST_FIRST = (
     "runtime/test_partition.py",

@@ -142,12 +142,17 @@ def case_divided_pipelines():
     model = compiled(keras.Model({"numbers": inputs}, classifier()(inputs)))
     shuffled = lines().shuffle(30, seed=4)
     dataset = shuffled.map(weighted, num_parallel_calls=2).batch(16).prefetch(2)
-    endless = lines().shuffle(30, seed=5).map(weighted).repeat().batch(9)
+
+    def endless():
+        # Read twice, it would have an order that depends on how far TensorFlow has read
+        # ahead, also in one process.
+        return lines().shuffle(30, seed=5).map(weighted).repeat().batch(9)
+
     with parts_taken(30):
         history = model.fit(dataset, epochs=3, validation_data=dataset, verbose=0)
         found = results(model, history)
-        model.fit(endless, epochs=2, steps_per_epoch=4, verbose=0)
-        model.fit(endless, epochs=3, callbacks=[Stop()], steps_per_epoch=5, verbose=0)
+        model.fit(endless(), epochs=2, steps_per_epoch=4, verbose=0)
+        model.fit(endless(), epochs=3, callbacks=[Stop()], steps_per_epoch=5, verbose=0)
         found["w"] = model.get_weights()[0]
         found["evaluate"] = np.array(model.evaluate(dataset, verbose=0))
         found["predict"] = model.predict(dataset, verbose=0)
@@ -246,8 +251,10 @@ def case_workers():
 def case_endless():
     """Infinite datasets and generators with a given number of steps."""
     x, y = data()
-    dataset = tf.data.Dataset.from_tensor_slices((x, y))
-    dataset = dataset.shuffle(50, seed=4).repeat().batch(9)
+
+    def dataset():
+        rows = tf.data.Dataset.from_tensor_slices((x, y))
+        return rows.shuffle(50, seed=4).repeat().batch(9)
 
     def generator():
         while True:
@@ -256,7 +263,7 @@ def case_endless():
 
     model = compiled(classifier(), keras.optimizers.SGD(0.05))
     history = model.fit(
-        dataset, epochs=5, steps_per_epoch=7, validation_data=dataset,
+        dataset(), epochs=5, steps_per_epoch=7, validation_data=dataset(),
         validation_steps=2, validation_freq=2, verbose=0,
     )  # fmt: skip
     found = results(model, history)
