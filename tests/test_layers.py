@@ -16,7 +16,7 @@ import tfcluster
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras import patches as keras_patches
-from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition import tf_datasets, tf_functions
 from tfcluster.runtime.tf1 import patches as tf1_patches
 
 ROOT = Path(tfcluster.__file__).parent
@@ -361,6 +361,7 @@ def test_a_plain_launch_imports_little(tmp_path: Path) -> None:
 # The only modules that may use private names of Keras and TensorFlow.
 INTERNALS = {
     "runtime.keras.internals",
+    "runtime.partition.tf_datasets",
     "runtime.partition.tf_functions",
     "runtime.tf_internals",
 }
@@ -413,6 +414,7 @@ PATCHED = {patch.attribute for table in TABLES.values() for patch in table}
 
 NAMES = (
     *internals.NAMES,
+    *tf_datasets.NAMES,
     *tf_functions.NAMES,
     *tf_internals.NAMES,
     *tf_internals.NAMES_OF_TF1,

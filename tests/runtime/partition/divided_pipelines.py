@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition import tf_datasets
 from tfcluster.runtime.partition.input_parts import (
     DividedInputs,
     DividedPipeline,
@@ -51,7 +51,7 @@ class Rank:
         self.divided = DividedPipeline(pipeline, self.split, inputs)
         self.whole = self.divided.begin()
         fetch = TakenElement((), 0, (), ())
-        resource = tf_functions.resource_of(self.whole)
+        resource = tf_datasets.resource_of(self.whole)
         self.parts: PartIterator
         (self.parts,) = inputs.of([fetch], [resource])
 

@@ -13,12 +13,11 @@ import tensorflow as tf
 from tests.runtime.partition.installed import simulated_ranks
 from tfcluster.runtime.keras.strategies.partitioned import WholeWork
 from tfcluster.runtime.partition import explain
+from tfcluster.runtime.partition.costs import cost_of, rounds_of
 from tfcluster.runtime.partition.explain import (
     FunctionReport,
-    cost_of,
     explained,
     mostly_whole,
-    rounds_of,
 )
 from tfcluster.runtime.partition.functions import parsed
 from tfcluster.runtime.partition.graph import OpGraph

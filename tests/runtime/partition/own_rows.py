@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tests.runtime.partition.installed import installed
-from tfcluster.runtime.partition.exchange import changes
 from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.own_rows import changes
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.tf_functions import living_variables

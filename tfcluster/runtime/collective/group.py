@@ -103,7 +103,8 @@ class Group:
         self.mismatch: CollectiveMismatchError | None = None
         """The last mismatch after which the ranks are still synchronised."""
         self._enter = enter
-        self._begun = False
+        self.begun = False
+        """Whether this process has started to connect to the others."""
         if enter is None:
             self.begin()
 
@@ -135,22 +136,17 @@ class Group:
         """The transport that connects the ranks. It is used within exchanges only."""
         return self._transport
 
-    @property
-    def begun(self) -> bool:
-        """Whether this process has started to connect to the others."""
-        return self._begun
-
     def begin(self) -> None:
         """Start to connect to the other ranks, unless already started.
 
         Raises CollectiveError if this process must not take part.
         """
         with self._lock:
-            if self._begun:
+            if self.begun:
                 return
             if self._enter is not None:
                 self._enter()
-            self._begun = True
+            self.begun = True
             if self._monitor is not None:
                 self._monitor.start(self._progress, self._transport.interrupt)
 
@@ -218,9 +214,7 @@ class Group:
                 raise
             finally:
                 ended_s = self._clock()
-                self._phase = ExchangePhase(
-                    phase.number, phase.what, ended_s, inside=False
-                )
+                self._phase = phase.ended(ended_s)
                 exchanged = self._transport.exchanged_bytes
                 self.totals.add(
                     phase.what, ended_s - phase.since, exchanged - bytes_before
@@ -247,7 +241,7 @@ class Group:
         monitor = self._monitor
         if self.failure is not None or monitor is None or monitor.has_left:
             return Nearness.ALONE
-        joined = self._begun and monitor.joined
+        joined = self.begun and monitor.joined
         return Nearness.CONNECTED if joined else Nearness.CONNECTING
 
     def notify(self, number: int, count: int) -> None:
@@ -378,7 +372,7 @@ class Group:
 
         Returns whether the ranks that end after the same exchange have the same model.
         """
-        ours = self.last_state() if self._begun and not self.failure else {}
+        ours = self.last_state() if self.begun and not self.failure else {}
         number = self.completed
         self._leave(ExitReport(number, steps=self.steps(), state=ours))
         if self._monitor is None or not ours:
@@ -391,17 +385,7 @@ class Group:
     def _now(self) -> ExchangePhase:
         """This rank's current or last exchange, also within a graph."""
         phase, graph = self._phase, self._graph
-        if graph is None:
-            return phase
-        ended, waiting, since = graph.progress()
-        number = phase.number + ended
-        if phase.inside:
-            return ExchangePhase(number, phase.what, phase.since, inside=True)
-        if waiting:
-            return ExchangePhase(number + 1, graph.what, since, inside=True)
-        return (
-            ExchangePhase(number, graph.what, since, inside=False) if ended else phase
-        )
+        return phase if graph is None else graph.phase(phase)
 
     @contextmanager
     def _broken_off(self, ended: int) -> Iterator[None]:
@@ -410,11 +394,12 @@ class Group:
             graph, self._graph = self._graph, None
             number = self._phase.number + ended + 1
             what = "" if graph is None else graph.what
-            self._phase = ExchangePhase(number, what, self._clock(), inside=True)
+            phase = ExchangePhase(number, what, self._clock(), inside=True)
+            self._phase = phase
             try:
                 yield
             finally:
-                self._phase = ExchangePhase(number, what, self._clock(), inside=False)
+                self._phase = phase.ended(self._clock())
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -428,7 +413,7 @@ class Group:
         return phase.number - 1 if phase.inside else phase.number
 
     def _leave(self, report: ExitReport) -> None:
-        if not self._begun:
+        if not self.begun:
             return
         if self._monitor is not None:
             self._monitor.leave(report)
@@ -503,10 +488,10 @@ class Group:
 
     def _end(self, error: CollectiveError, kind: str) -> None:
         """Keep the error, report it to the other ranks, and disconnect."""
-        if self._monitor is not None and self._begun:
+        if self._monitor is not None and self.begun:
             self._monitor.leave(ExitReport(self._phase.number, kind, str(error)))
         self.failure = error
-        if not self._begun:
+        if not self.begun:
             return
         self._transport.interrupt()
         self._transport.close()

@@ -220,21 +220,17 @@ class PeerMonitor:
         """
         if isinstance(error, CollectiveTimeoutError):
             told_of, text = self._stalled_report
-            return (
-                CollectiveTimeoutError(f"{error}; {text}")
-                if told_of == number
-                else error
-            )
+            if told_of == number:
+                return CollectiveTimeoutError(f"{error}; {text}")
         if not isinstance(error, PeerLostError):
             return error
-        deadline = time.monotonic() + _EVIDENCE_S
+
+        def cause() -> CollectiveError | None:
+            return verdict(number, self._died, self._exit_reports, here)
+
         with self._changed:
-            while True:
-                cause = verdict(number, self._died, self._exit_reports, here)
-                left_s = deadline - time.monotonic()
-                if cause is not None or left_s <= 0 or not self.joined:
-                    return cause or error
-                self._changed.wait(left_s)
+            self._changed.wait_for(lambda: cause() or not self.joined, _EVIDENCE_S)
+            return cause() or error
 
     def inquire(self, progress: RankProgress) -> str:
         """Ask all ranks where they are, and name the ranks for which this one waits.
@@ -243,17 +239,14 @@ class PeerMonitor:
         thread; takes ``_ANSWER_S`` at most. The names are added to a later timeout; see
         ``verdict``.
         """
-        deadline = time.monotonic() + _ANSWER_S
+        self._query(progress)
+        asked = set(self._found)
+
+        def is_answered() -> bool:
+            return not asked - set(self._answers) - self._left()
+
         with self._changed:
-            self._answers.clear()
-        asked = set(self._found) - self._left()
-        for rank in asked:
-            _send(self._found[rank], Query(progress))
-        with self._changed:
-            while asked - set(self._answers) - self._left():
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    break
+            self._changed.wait_for(is_answered, _ANSWER_S)
             others = {rank: self._answers.get(rank) for rank in self._found}
             reports = self._exit_reports.items()
             failed = {rank: report.text for rank, report in reports if report.failed}
@@ -312,12 +305,12 @@ class PeerMonitor:
 
         So if two ranks end, the rank that ends later has the report of the other.
         """
-        deadline = time.monotonic() + _ANSWER_S
+
+        def is_heard() -> bool:
+            return not ranks - self._heard_by - self._left()
+
         with self._changed:
-            while ranks - self._heard_by - set(self._exit_reports) - set(self._died):
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    return
+            self._changed.wait_for(is_heard, _ANSWER_S)
 
     def _where(self) -> RankProgress:
         """This rank's progress; ``joining`` counts as being in the next exchange."""
@@ -365,9 +358,7 @@ class PeerMonitor:
             self._check()
 
     def _sleep_s(self) -> float:
-        with self._changed:
-            urgent = self._asked or self._died or self._exit_reports
-        if urgent:
+        if self._asked or self._left():
             return _GRACE_S / 3
         return min(self._warning_s / _LOOKS_PER_WARNING, _MAX_SLEEP_S)
 
@@ -443,16 +434,16 @@ class PeerMonitor:
         due_s = 2 * at_s if warned == number else patience_s(number, self._warning_s)
         if progress.since_s >= due_s and self.joined:
             self._warned_of = number, progress.since_s
-            self._ask(progress, now)
+            self._asked = number, now + _ANSWER_S
+            self._query(progress)
 
     def _causes(self) -> str:
         hosts = [address.rpartition(":")[0].strip("[]") for address in self._addresses]
         return possible_causes(os.environ, hosts, connected=self.joined)
 
-    def _ask(self, progress: RankProgress, now: float) -> None:
+    def _query(self, progress: RankProgress) -> None:
         with self._changed:
             self._answers.clear()
-        self._asked = progress.number, now + _ANSWER_S
         self.send(Query(progress))
 
     def _report_stall(self, progress: RankProgress, now: float) -> None:

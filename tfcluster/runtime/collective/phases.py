@@ -22,6 +22,9 @@ class ExchangePhase(NamedTuple):
     def exchange(self) -> str:
         return f"exchange {self.number}: {self.what}"
 
+    def ended(self, at_s: float) -> ExchangePhase:
+        return ExchangePhase(self.number, self.what, at_s, inside=False)
+
 
 class GraphProgress(NamedTuple):
     """The progress of a graph that contains collective operations."""
@@ -41,3 +44,15 @@ class RunningGraph:
     what: str
     progress: Callable[[], GraphProgress]
     since: float
+
+    def phase(self, before: ExchangePhase) -> ExchangePhase:
+        """The rank's current or last exchange; ``before`` is that outside of graphs."""
+        ended, waiting, since = self.progress()
+        number = before.number + ended
+        if before.inside:
+            return ExchangePhase(number, before.what, before.since, inside=True)
+        if waiting:
+            return ExchangePhase(number + 1, self.what, since, inside=True)
+        if ended:
+            return ExchangePhase(number, self.what, since, inside=False)
+        return before

@@ -14,11 +14,12 @@ from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.divided_variables import DividedVariables
-from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
+from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.function_programs import FunctionPrograms
 from tfcluster.runtime.partition.functions import Function
 from tfcluster.runtime.partition.input_parts import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
+from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import (
     ProgramInput,
@@ -54,12 +55,6 @@ Join = Callable[[str, Sequence[Tensor]], list[ProgramInput]]
 """Joins the ranks' rows of a program's batch; see ``agreement.joined``."""
 Running = Callable[[str, Written], AbstractContextManager[None]]
 """A context in which a program of this name runs; see ``op_runs.OpRuns.running``."""
-
-
-def at_once(label: str, written: Written) -> AbstractContextManager[None]:
-    """The ``Running`` that does nothing."""
-    return nullcontext()
-
 
 Together = Callable[[str], AbstractContextManager[None]]
 """A context in which an error of one rank is that of all; see ``op_runs.Failures``."""
@@ -105,7 +100,7 @@ class Hook:
         join: Join | None = None,
         is_paused: Callable[[], bool] = lambda: False,
         ran: Callable[[RankProgram], None] = lambda program: None,
-        running: Running = at_once,
+        running: Running = lambda label, written: nullcontext(),
         together: Together = lambda label: nullcontext(),
         divided_inputs: DividedInputs | None = None,
         variable_names: VariableNames = dict,

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition import tf_datasets
 from tfcluster.runtime.partition.input_pipelines import (
     BatchPipeline,
     ElementMap,
@@ -33,7 +33,7 @@ from tfcluster.runtime.partition.input_pipelines import (
 from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.partition.programs import ProgramInput, RowPart
 from tfcluster.runtime.partition.taken_batches import TakenElement
-from tfcluster.runtime.partition.tf_functions import OwnedIterator
+from tfcluster.runtime.partition.tf_datasets import OwnedIterator
 from tfcluster.runtime.tensor_types import (
     ConcreteFunction,
     Dataset,
@@ -80,7 +80,7 @@ class DividedInputs:
 
     def add(self, iterator: OwnedIterator, parts: PartIterator) -> None:
         """Let divided functions that get ``iterator`` read parts."""
-        resource = tf_functions.resource_of(iterator)
+        resource = tf_datasets.resource_of(iterator)
         key, iterators = id(resource), self._iterators
         ends = weakref.ref(resource, lambda _: iterators.pop(key, None))
         iterators[key] = ends, parts
@@ -164,10 +164,10 @@ class DividedPipeline:
             return iter(self._pipeline.whole)
         if self._dataset is None:
             self._dataset = self._parts()
-        parts = PartIterator(self, tf_functions.iterator_over(self._dataset))
+        parts = PartIterator(self, tf_datasets.iterator_over(self._dataset))
 
         spec = self._pipeline.whole.element_spec
-        whole = tf_functions.late_iterator(spec, parts.begin_whole)
+        whole = tf_datasets.late_iterator(spec, parts.begin_whole)
         self._inputs.add(whole, parts)
         return whole
 
@@ -247,7 +247,7 @@ class DividedPipeline:
         if self._readers is None:
             self._readers = self._traced_readers()
         take, is_there, whole = self._readers
-        resource = tf_functions.resource_of(parts)
+        resource = tf_datasets.resource_of(parts)
         optional: dict[str, Any] = {"output_types": [tf.variant], "output_shapes": [[]]}
         spec = self._pipeline.whole.element_spec
         optionals = tf.raw_ops.MapDataset(

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition import tf_datasets, tf_functions
 from tfcluster.runtime.partition.functions import (
     BRANCHES,
     CALLS,
@@ -107,11 +107,11 @@ def with_stage(stage: Dataset, dataset: Dataset) -> Dataset:
     """``dataset`` with a last stage like that of ``stage``."""
     kind = tf_internals.kind_of(stage)
     if kind == "Prefetch":
-        return dataset.prefetch(tf_functions.buffer_size_of(stage))
+        return dataset.prefetch(tf_datasets.buffer_size_of(stage))
     if kind == "AssertCardinality":
         cardinality = int(stage.cardinality())
         return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
-    count = tf_functions.count_of(stage)
+    count = tf_datasets.count_of(stage)
     if kind == "Repeat":
         return dataset.repeat(count)
     return dataset.skip(count) if kind == "Skip" else dataset.take(count)
@@ -128,10 +128,10 @@ def _divided(whole: Dataset, ranks: int) -> BatchPipeline:
             batch_stages.append(dataset)
         (dataset,) = tf_internals.inputs_of(dataset)
     batch = dataset
-    size, drops_remainder = tf_functions.batch_size_of(batch)
+    size, drops_remainder = tf_datasets.batch_size_of(batch)
     if size < ranks:
         raise _Undivided("a batch has fewer rows than there are ranks")
-    if not tf_functions.keeps_order(batch):
+    if not tf_datasets.keeps_order(batch):
         raise _Undivided("batch() may change the order (deterministic=False)")
     (elements,) = tf_internals.inputs_of(batch)
     if any(spec.dtype == tf.string for spec in _specs(elements, "batches")):
@@ -143,7 +143,7 @@ def _divided(whole: Dataset, ranks: int) -> BatchPipeline:
         maps=stages,
         batch_size=size,
         drops_remainder=drops_remainder,
-        parallel_batches=tf_functions.parallel_calls_of(batch),
+        parallel_batches=tf_datasets.parallel_calls_of(batch),
         batch_stages=batch_stages[::-1],
         digest=_digest(functions, captured),
         reads_files=any(
@@ -205,7 +205,7 @@ def _walk(
     captured: list[Tensor] = []
     for stage in reversed(between[:length]):
         if stage in functions:
-            function = tf_functions.map_function_of(stage)
+            function = tf_datasets.map_function_of(stage)
             assert function is not None
             captured += function.captured_inputs
             try:
@@ -231,7 +231,7 @@ def _drawing_apart(
     The same ops with the same seeds draw the same numbers in another function.
     """
     results = len(tf.nest.flatten(dataset.element_spec))
-    parallel_calls = tf_functions.parallel_calls_of(dataset)
+    parallel_calls = tf_datasets.parallel_calls_of(dataset)
     drawn = [tensor for op in _draws(whole) for tensor in op.outputs]
     captured = whole.captured_inputs
     count = len(whole.inputs) - len(captured)
@@ -341,10 +341,10 @@ def _ops(function: Function) -> list[ProtocolBuffer]:
 
 def _function_of(dataset: Dataset) -> Function:
     """The function of a ``map``. Raises _Undivided if all ranks must call it."""
-    if not tf_functions.keeps_order(dataset):
+    if not tf_datasets.keeps_order(dataset):
         raise _Undivided("map() may change the order (deterministic=False)")
     _specs(dataset, "elements")
-    concrete = tf_functions.map_function_of(dataset)
+    concrete = tf_datasets.map_function_of(dataset)
     function = None if concrete is None else function_named(concrete.name.decode())
     if concrete is None or function is None:
         raise _Undivided("the function of map() cannot be read")

@@ -14,9 +14,10 @@ from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.divided_variables import DividedVariable
 from tfcluster.runtime.partition.draws import Draws
-from tfcluster.runtime.partition.exchange import Exchanger, OwnRows, is_in_order
+from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
 from tfcluster.runtime.partition.functions import Function, op_types
 from tfcluster.runtime.partition.graph import Node, OpGraph, elements_of
+from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,

@@ -17,9 +17,9 @@ from tfcluster.runtime.partition.exchange import (
     BUCKET_BYTES,
     Exchanger,
     ExchangeRequest,
-    OwnRows,
 )
 from tfcluster.runtime.partition.graph import Value
+from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,

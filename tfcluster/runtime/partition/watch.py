@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition import tf_datasets
 from tfcluster.runtime.partition.exchange import BUCKET_BYTES, ExchangeRequest
 from tfcluster.runtime.partition.explain import (
     FunctionReport,
@@ -114,7 +114,7 @@ class ExplainHook(Hook):
         """Create an iterator over ``dataset``, and note whose it is."""
         iterator = original(dataset)
         if tf.executing_eagerly():
-            resource = tf_functions.resource_of(iterator)
+            resource = tf_datasets.resource_of(iterator)
             key, datasets = id(resource), self._datasets
             ends = weakref.ref(resource, lambda _: datasets.pop(key, None))
             datasets[key] = ends, dataset, _is_called_by_keras()

@@ -37,9 +37,10 @@ from tfcluster.runtime.keras.train.eager_gradients import OptimizerSteps
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import KerasVariable, Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
-from tfcluster.runtime.partition.exchange import HostExchanger, changes
+from tfcluster.runtime.partition.exchange import HostExchanger
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.host_rows import gathered
+from tfcluster.runtime.partition.own_rows import changes
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Partial,

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfcluster.plan.model import Runtime
-from tfcluster.runtime import tf_internals, tf_patches
+from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.shard_sums import shard_bounds
@@ -36,7 +36,11 @@ from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, Optimi
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import DistributionStrategy, Model
-from tfcluster.runtime.partition import input_pipelines, tf_functions
+from tfcluster.runtime.partition import (
+    input_pipelines,
+    tf_datasets,
+    tf_functions,
+)
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import (
@@ -142,6 +146,7 @@ def install(
         session.tables = divided
     hook: Hook | None = None
     if ranks.size > 1:
+        contract.check([*tf_functions.NAMES, *tf_datasets.NAMES])
         hook = Hook(
             ranks,
             new_exchanger,
