@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -102,4 +103,13 @@ def test_four_hosts_train_the_weights_of_one(
             found, wanted, rtol=1e-5, atol=1e-5 * float(np.abs(wanted).max())
         )
     assert len(hosts_of(site)) == 4
+    site.nothing_is_left()
+
+
+def test_hosts_may_have_unequal_numbers_of_ranks(site: Site) -> None:
+    hosts = json.dumps([{"host": "node1", "slots": 3}, {"host": "node2", "slots": 1}])
+    output = ("--output", str(site.folder))
+    words = ("--set", f"hosts={hosts}", "--", "--epochs", str(EPOCHS), *output)
+    launched(site, "ssh.yaml", *words)
+    assert hosts_of(site) == {"node1", "node2"}
     site.nothing_is_left()

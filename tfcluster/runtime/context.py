@@ -114,6 +114,11 @@ class Context:
         return self._require_rank().cross_size
 
     @property
+    def is_on_one_host(self) -> bool:
+        """Whether all ranks are on this rank's host."""
+        return self.local_size == self.size
+
+    @property
     def is_chief(self) -> bool:
         """Whether this is rank 0."""
         return self._require_rank().rank == 0

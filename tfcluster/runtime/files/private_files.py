@@ -130,7 +130,7 @@ def cause_of(error: BaseException) -> str | None:
 def _concerns(program: Script, context: Context) -> bool:
     """Whether the ranks of this run change the same files in the same order."""
     options = context.options
-    if not context.trains or context.local_size == 1 or context.cross_size > 1:
+    if not context.trains or context.size == 1 or not context.is_on_one_host:
         return False
     if options.files != "auto":
         return options.files == "private"

@@ -74,7 +74,7 @@ class Downloads:
     @contextmanager
     def _alone_among_hosts(self, arguments: Mapping[str, object]) -> Iterator[None]:
         """Lock a folder that hosts may share, if its file system supports locks."""
-        if self._context.cross_size == 1:
+        if self._context.is_on_one_host:
             yield
             return
         base = arguments.get("cache_dir") or internals.keras_home()
