@@ -18,11 +18,6 @@ from tfcluster.runtime.tensor_types import Gradient, Tensor
 _UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The rounding error of one number, relative to its size, if it is not float32's."""
 _FLOAT32, _TF32 = 2.0**-24, 2.0**-11
-_OTHERS = 0.25
-"""The part of the largest gradient that every gradient is moved by.
-
-The gradient of a weight without influence is the rounding error of larger numbers.
-"""
 _SUMMING = ("Conv", "Depthwise", "BatchMatMul", "MatMul", "Einsum", "BiasAdd", "Sum")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile")
 
@@ -91,7 +86,9 @@ def _moved(tensors: Sequence[Tensor], unit: float) -> list[Tensor]:
             tf.shape(tensor), [seed, place], 0, 2, tf.int32
         )
         wide = tf.float64 if tensor.dtype == tf.float64 else tf.float32
-        step = tf.cast((size + _OTHERS * largest) * unit, wide)
+        # The gradient of a weight without influence, such as a bias before a
+        # BatchNormalization, is the rounding error of numbers as large as others.
+        step = tf.cast((size + largest) * unit, wide)
         result = tf.cast(tensor, wide) + step * tf.cast(2 * bits - 1, wide)
         moved.append(tf.ensure_shape(tf.cast(result, tensor.dtype), tensor.shape))
     return moved
