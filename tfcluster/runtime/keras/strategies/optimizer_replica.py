@@ -227,8 +227,7 @@ def _like(optimizer: Optimizer, *, clips_here: bool) -> Optimizer:
     replica.loss_scale_factor = None
     if clips_here:
         replica.clipnorm = replica.clipvalue = replica.global_clipnorm = None
-    result: Optimizer = replica
-    return result
+    return replica
 
 
 def _exclude_alike(
@@ -241,13 +240,12 @@ def _exclude_alike(
     """Exclude the same variables from weight decay."""
     if not optimizer.weight_decay:
         return
-    internals.exclude_from_decay(
-        replica,
+    replica.exclude_from_weight_decay(
         [
             variable
             for piece, variable in zip(pieces, variables, strict=True)
             if not internals.decays(optimizer, raw(originals[piece.variable]))
-        ],
+        ]
     )
 
 
