@@ -21,6 +21,7 @@ from tfcluster.plan.model import Strategy
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import HandlerPlace
+from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.moved_gradients import moved_gradients, rounding_unit
 from tfcluster.runtime.keras.strategies.served_updates import called_in_order
@@ -127,7 +128,11 @@ class StepRecorder:
     ) -> Any:
         if not self._files.xla:
             without_xla(model)
-        logs = _Logs(self, self._number_of(model))
+        number = self._number_of(model)
+        logs = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda _, logs: self._logs("batch", number, logs or {}),
+            on_epoch_end=lambda _, logs: self._logs("epoch", number, logs or {}),
+        )
         callbacks = kwargs.get("callbacks")
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.append(logs)
@@ -148,12 +153,12 @@ class StepRecorder:
         if not self._files.xla:
             without_xla(model)
         result = original(model, *args, **kwargs)
-        self.logs(original.__name__, self._number_of(model), _named(result))
+        self._logs(original.__name__, self._number_of(model), _named(result))
         return result
 
     # --- records ----------------------------------------------------------------------
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def _applied(
         self, optimizer: Optimizer, variables: Sequence[KerasVariable] | None
     ) -> None:
@@ -207,7 +212,7 @@ class StepRecorder:
         else:
             write(*(tensor.numpy() for tensor in tensors))
 
-    def logs(self, kind: str, model: int, logs: Logs) -> None:
+    def _logs(self, kind: str, model: int, logs: Logs) -> None:
         """Record losses and metrics as the program sees them: numbers by name.
 
         Raises OSError if the folder cannot be written.
@@ -218,21 +223,6 @@ class StepRecorder:
     def _number_of(self, model: Model) -> int:
         number = len(self._models)
         return self._models.setdefault(id(model), (number, model))[0]
-
-
-class _Logs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Records the logs that ``fit`` passes to its callbacks."""
-
-    def __init__(self, recorder: StepRecorder, model: int) -> None:
-        super().__init__()
-        self._recorder = recorder
-        self._number = model
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        self._recorder.logs("batch", self._number, logs or {})
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        self._recorder.logs("epoch", self._number, logs or {})
 
 
 def _models_of(trained: Sequence[KerasVariable]) -> list[Model]:

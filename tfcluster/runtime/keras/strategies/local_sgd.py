@@ -29,6 +29,7 @@ from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
 from tfcluster.runtime.keras.strategies.partitioned import WholeWork, variable_paths
@@ -39,7 +40,7 @@ from tfcluster.runtime.keras.types import KerasVariable, Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
 from tfcluster.runtime.partition.exchange import HostExchanger, changes
 from tfcluster.runtime.partition.hook import Hook
-from tfcluster.runtime.partition.host_rows import gathered
+from tfcluster.runtime.partition.host_rows import gathered, rows_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Partial,
@@ -232,7 +233,7 @@ class LocalSgd:
             self._optimizer_steps.count()
         return result
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def _count(
         self, optimizer: Optimizer, variables: Sequence[KerasVariable] | None
     ) -> None:
@@ -394,17 +395,8 @@ class LocalSgd:
             return reduce_arrays(group, [value], op, signature)[0]
         if self._split.size == 1:
             return value  # Ranks have other data.
-        blocks = value.reshape(
-            *value.shape[: kind.dim],
-            kind.outer,
-            kind.block,
-            *value.shape[kind.dim + 1 :],
-        )
-        first = self._split.first(kind.rows) * kind.inner
-        own = range(first, first + self._split.local_block(kind))
-        part = np.take(blocks, own, axis=kind.dim + 1)
-        part = part.reshape(self._split.local_shape(value.shape, kind))
         with group.exchange(signature) as call:
+            part = rows_of(value, kind, self._split)
             return gathered(call.transport, part, kind)
 
     def _agree_on_interval(
