@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import HandlerPlace
+from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.dataset_graph import Pipeline
 from tfcluster.runtime.keras.data.round_robin_sharding import (
@@ -227,19 +228,17 @@ class DataServiceClient:
         service = tf.data.experimental.service
         # A single task computes everything in order. Several tasks divide the source.
         alone, shared = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
-        transformation: _Transformation = service.distribute(
+        return service.distribute(
             processing_mode=alone if self.tasks == 1 else shared,
             service=self.service,
             job_name=job,
             compression=None,  # _packed compresses the elements.
             **consumer,
         )
-        return transformation
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def _round(self, *element: Tensor) -> Dataset:
-        elements: Dataset = tf.data.Dataset.from_tensors(element).repeat(self.size)
-        return elements
+        return tf.data.Dataset.from_tensors(element).repeat(self.size)
 
 
 def _until_the_end(stream: Dataset, tasks: int) -> Dataset:
@@ -255,7 +254,7 @@ def _until_the_end(stream: Dataset, tasks: int) -> Dataset:
     return counted.take_while(_before(2 * tasks)).filter(_is_real).map(_element)
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@unconverted
 def _counted(
     ends: Tensor, marked: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -266,25 +265,24 @@ def _counted(
 
 
 def _before(ends: int) -> Callable[..., Tensor]:
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def before(*counted: Tensor) -> Tensor:
         return counted[0] < ends
 
-    condition: Callable[..., Tensor] = before
-    return condition
+    return before
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@unconverted
 def _is_real(*marked: Tensor) -> Tensor:
     return marked[-2]
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@unconverted
 def _element(*marked: Tensor) -> Tensor:
     return marked[-1]
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@unconverted
 def _packed(*element: Nest) -> tuple[bool, Tensor]:
     """Compress an element of any structure to one tensor, and mark it as data.
 
@@ -294,7 +292,7 @@ def _packed(*element: Nest) -> tuple[bool, Tensor]:
     return True, tf.raw_ops.CompressElement(components=leaves)
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+@unconverted
 def _end(nothing: Tensor) -> tuple[bool, Tensor]:
     return False, tf.raw_ops.CompressElement(components=[nothing])
 
@@ -302,7 +300,7 @@ def _end(nothing: Tensor) -> tuple[bool, Tensor]:
 def _unpacking(spec: Nest) -> Callable[..., Nest]:
     flat = tf.nest.flatten(spec, expand_composites=True)
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def unpacked(*marked: Tensor) -> Nest:
         leaves = tf.raw_ops.UncompressElement(
             compressed=marked[-1],
@@ -311,5 +309,4 @@ def _unpacking(spec: Nest) -> Callable[..., Nest]:
         )
         return tf.nest.pack_sequence_as(spec, leaves, expand_composites=True)
 
-    function: Callable[..., Nest] = unpacked
-    return function
+    return unpacked

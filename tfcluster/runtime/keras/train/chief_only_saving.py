@@ -352,5 +352,4 @@ def _with(ending: str, path: _File) -> _File:
     if path is None:
         return path
     tensor = tf.convert_to_tensor(path)
-    chosen: Tensor = tf.where(tf.strings.length(tensor) > 0, tensor + ending, tensor)
-    return chosen
+    return tf.where(tf.strings.length(tensor) > 0, tensor + ending, tensor)

@@ -160,10 +160,7 @@ class EagerGradients:
         results = self._agreement.on(what, [tensors[i] for i in places])
         for place, tensor in zip(places, results, strict=True):
             tensors[place] = tensor
-        agreed: list[Gradient] = tf.nest.pack_sequence_as(
-            gradients, tensors, expand_composites=True
-        )
-        return agreed
+        return tf.nest.pack_sequence_as(gradients, tensors, expand_composites=True)
 
     def _means(self, optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
         """The means over the ranks, each of which has a batch of its own."""
