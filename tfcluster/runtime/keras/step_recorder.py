@@ -25,6 +25,7 @@ from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.moved_gradients import moved_gradients, rounding_unit
 from tfcluster.runtime.keras.strategies.served_updates import called_in_order
+from tfcluster.runtime.keras.train.injected_callbacks import changed_callbacks
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import KerasVariable, Layer, Logs, Model, Optimizer
 from tfcluster.runtime.recording_files import RecordingFiles
@@ -133,15 +134,12 @@ class StepRecorder:
             on_train_batch_end=lambda _, logs: self._logs("batch", number, logs or {}),
             on_epoch_end=lambda _, logs: self._logs("epoch", number, logs or {}),
         )
-        callbacks = kwargs.get("callbacks")
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.append(logs)
-        else:
-            own = [one for one in keras.tree.flatten(callbacks) if one is not None]
-            kwargs["callbacks"] = [*own, logs]
+        given = kwargs.get("callbacks")
         self._inside.fit = True
         try:
-            return original(model, *args, **kwargs)
+            with changed_callbacks(given, model, lambda own: [*own, logs]) as changed:
+                kwargs["callbacks"] = changed
+                return original(model, *args, **kwargs)
         finally:
             self._inside.fit = False
 
