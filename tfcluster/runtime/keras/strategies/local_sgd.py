@@ -32,7 +32,11 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
-from tfcluster.runtime.keras.strategies.partitioned import WholeWork, variable_paths
+from tfcluster.runtime.keras.strategies.partitioned import (
+    WholeWork,
+    variable_paths,
+    watched,
+)
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
 from tfcluster.runtime.keras.train.eager_gradients import OptimizerSteps
 from tfcluster.runtime.keras.training_session import TrainingSession
@@ -255,7 +259,7 @@ class LocalSgd:
             if not self._rows:
                 self._session.warn(_EAGER)
                 label = f"first values of {optimizer.name}"
-                self._agreement.on_first_values(label, _watched(trained))
+                self._agreement.on_first_values(label, watched(trained))
             self.ended()
 
     def _next(
@@ -415,11 +419,6 @@ class LocalSgd:
 
 def _is_of_rows(kind: Placement) -> TypeGuard[Partial | Shard]:
     return isinstance(kind, Shard) or kind in (Partial("max"), Partial("min"))
-
-
-def _watched(variables: Sequence[KerasVariable]) -> list[Watched]:
-    named = [(name_of(variable), raw(variable)) for variable in variables]
-    return [Watched(name, tensor.handle, tensor.dtype, 0) for name, tensor in named]
 
 
 def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:

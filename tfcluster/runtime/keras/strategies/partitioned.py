@@ -11,7 +11,7 @@ import atexit
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Concatenate, ParamSpec
 
@@ -29,13 +29,13 @@ from tfcluster.runtime.collective.transports.tensorflow.transport import (
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data.data_service_hooks import Passes
-from tfcluster.runtime.keras.tf_variables import held
+from tfcluster.runtime.keras.tf_variables import held, raw
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.divided_weights import DividedWeights
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
-from tfcluster.runtime.keras.types import DistributionStrategy, Model
+from tfcluster.runtime.keras.types import DistributionStrategy, KerasVariable, Model
 from tfcluster.runtime.partition import input_pipelines, tf_functions
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.divided_variables import DividedVariables
@@ -54,6 +54,7 @@ from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.tensor_types import Dataset
+from tfcluster.runtime.tensors import name_of
 
 
 def install(
@@ -240,18 +241,16 @@ def variable_paths() -> dict[int, str]:
 def variables_of(model: Model, *, with_optimizer: bool) -> list[Watched]:
     """The variables of a model and, where asked for, of its optimizer."""
     optimizer = getattr(model, "optimizer", None) if with_optimizer else None
-    variables = [*model.variables, *([] if optimizer is None else optimizer.variables)]
+    return watched([*model.variables, *getattr(optimizer, "variables", ())])
+
+
+def watched(variables: Iterable[KerasVariable]) -> list[Watched]:
+    """The variables of numbers, as the ranks compare them."""
     return [
-        Watched(
-            variable.path,
-            tf_functions.handle_of(own),
-            variable.value.dtype,
-            0,
-            tuple(variable.shape),
-        )
-        for variable in variables
-        if isinstance(variable.value, tf.Variable) and variable.value.dtype != tf.string
-        for own in held(variable.value)
+        Watched(name, tf_functions.handle_of(own), own.dtype, 0, tuple(own.shape))
+        for name, variable in ((name_of(one), raw(one)) for one in variables)
+        if isinstance(variable, tf.Variable) and variable.dtype != tf.string
+        for own in held(variable)
     ]
 
 

@@ -184,8 +184,7 @@ class ChiefOnlySaving:
         All ranks must call this. Ranks with another ``path`` find the file there.
         Raises what ``chief_only`` raises.
         """
-        name = RankPath(str(path)) if _is_local(path) else None
-        self.chief_only(lambda: None, what, name)
+        self.chief_only(lambda: None, what, _named(path))
 
     def _share(self, name: RankPath, chiefs: str, began: float, what: str) -> None:
         """Make the chief's files available under every rank's own name."""
@@ -230,7 +229,7 @@ class ChiefOnlySaving:
             return self.chief_only(
                 lambda: original(*args, **kwargs),
                 f"end of {original.__name__}",
-                RankPath(str(path), prefix) if _is_local(path) else None,
+                _named(path, prefix=prefix),
             )
 
         return saved
@@ -243,14 +242,14 @@ class ChiefOnlySaving:
         **kwargs: Any,
     ) -> None:
         """Call a method of a callback that changes files."""
-        folder = getattr(callback, "backup_dir", None)
+        name = None
+        # Without layers, every rank reads the chief's folder.
+        if private_files.are_private():
+            name = _named(getattr(callback, "backup_dir", None))
         self.chief_only(
             lambda: original(callback, *args, **kwargs),
             f"end of {type(callback).__name__}",
-            # Without layers, every rank reads the chief's folder.
-            RankPath(str(folder))
-            if private_files.are_private() and _is_local(folder)
-            else None,
+            name,
         )
 
     def _save_of_checkpoint(
@@ -280,12 +279,8 @@ class ChiefOnlySaving:
         *args: Any,
         **kwargs: Any,
     ) -> str | None:
-        prefix_of_files = tf_internals.prefix_of(manager)  # Folder and file name.
-        name = (
-            RankPath(prefix_of_files, prefix=True)
-            if _is_local(prefix_of_files)
-            else None
-        )
+        # The prefix is the folder and the beginning of the files' names.
+        name = _named(tf_internals.prefix_of(manager), prefix=True)
         saved = self.chief_only(
             lambda: original(manager, *args, **kwargs), "end of save", name
         )
@@ -298,9 +293,11 @@ class ChiefOnlySaving:
         return saved
 
 
-def _is_local(path: object) -> bool:
-    """Whether ``path`` is a path of this machine, not an open file or a URL."""
-    return isinstance(path, str | os.PathLike) and "://" not in str(os.fspath(path))
+def _named(path: object, *, prefix: bool = False) -> RankPath | None:
+    """This rank's path; None if it is an open file or a URL."""
+    if not isinstance(path, str | os.PathLike) or "://" in str(os.fspath(path)):
+        return None
+    return RankPath(str(path), prefix)
 
 
 def _same_exception(kind: str, text: str) -> Exception:
