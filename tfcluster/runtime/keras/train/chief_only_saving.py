@@ -26,9 +26,7 @@ from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.contract import Around
 from tfcluster.runtime.files import private_files
-from tfcluster.runtime.keras import patches
-from tfcluster.runtime.keras.data.downloads import Downloads
-from tfcluster.runtime.keras.train.saved_copies import (
+from tfcluster.runtime.files.saved_copies import (
     MAX_BYTES,
     Saved,
     described,
@@ -36,6 +34,8 @@ from tfcluster.runtime.keras.train.saved_copies import (
     packed,
     unpack,
 )
+from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.data.downloads import Downloads
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Callback
 from tfcluster.runtime.process_group import context
