@@ -18,8 +18,8 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import new_variable
-from tfcluster.runtime.keras.train.divided_checkpoints import DividedCheckpoints
 from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.divided_checkpoints import DividedCheckpoints
 from tfcluster.runtime.partition.divided_variables import (
     CHUNK_BYTES,
     DividedVariable,
