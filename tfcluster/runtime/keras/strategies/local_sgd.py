@@ -32,11 +32,7 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
-from tfcluster.runtime.keras.strategies.partitioned import (
-    WholeWork,
-    variable_paths,
-    watched,
-)
+from tfcluster.runtime.keras.strategies.partitioned import variable_paths, watched
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
 from tfcluster.runtime.keras.train.eager_gradients import OptimizerSteps
 from tfcluster.runtime.keras.training_session import TrainingSession
@@ -54,6 +50,7 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.variables import Watched
+from tfcluster.runtime.partition.whole_work import WholeWork
 from tfcluster.runtime.tensor_types import Gradient, Nest, Tensor
 from tfcluster.runtime.tensors import name_of
 

@@ -22,7 +22,6 @@ from tfcluster.plan.model import Runtime
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.rounding import Rounding
-from tfcluster.runtime.collective.shard_sums import shard_bounds
 from tfcluster.runtime.collective.transports.tensorflow.transport import (
     TensorFlowTransport,
 )
@@ -43,14 +42,15 @@ from tfcluster.runtime.partition.exchange import (
     Exchanger,
     HostExchanger,
 )
-from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.input_parts import DividedInputs, DividedPipeline
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
+from tfcluster.runtime.partition.shards import compute_alike, ranks_of, require_alike
 from tfcluster.runtime.partition.variables import Watched
+from tfcluster.runtime.partition.whole_work import WholeWork
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.tensor_types import Dataset
@@ -252,86 +252,6 @@ def watched(variables: Iterable[KerasVariable]) -> list[Watched]:
         if isinstance(variable, tf.Variable) and variable.dtype != tf.string
         for own in held(variable)
     ]
-
-
-class WholeWork:
-    """Warns once of each function whose work is mostly computed by every rank."""
-
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._undivided: set[str] = set()
-        self._judged: set[str] = set()
-
-    def ran(self, program: RankProgram) -> None:
-        """Called after each program."""
-        if program.label in self._judged:
-            return
-        # The first batch that a loop takes is computed whole, and tells its size.
-        if not program.is_divided and program.function not in self._undivided:
-            self._undivided.add(program.function)
-            return
-        self._judged.add(program.label)
-        sentence = mostly_whole([program])
-        if sentence is not None:
-            self._warn(sentence)
-
-
-# --- shards ---------------------------------------------------------------------------
-
-
-# Shards of a batch are ranks of the partition, of which a process has one or several.
-# TensorFlow must compute the same bits in every process that has some.
-
-_AS_WRITTEN = "disable_meta_optimizer"
-"""The option that switches off TensorFlow's optimizer of graphs."""
-
-
-def ranks_of(shards: int, rank: int, size: int) -> Ranks:
-    """The shards of process ``rank`` of ``size``; see ``compute_alike``."""
-    return Ranks(shards, tuple(range(*shard_bounds(shards, rank, size))), ordered=True)
-
-
-def compute_alike(shards: int, size: int) -> None:
-    """Let TensorFlow compute bits that do not depend on the number of processes.
-
-    It uses one thread for each operation, because the bits of its products depend on
-    the number of threads, and only deterministic operations. Call it before TensorFlow
-    computes anything. Raises CollectiveError if there are more processes than shards,
-    or TensorFlow is in use.
-    """
-    if size > shards:
-        raise CollectiveError(
-            f"runtime.shards is {shards}, and there are {size} ranks: "
-            "a rank needs at least one shard. Use fewer ranks, or more shards"
-        )
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-    except RuntimeError as error:
-        raise CollectiveError(
-            "runtime.shards needs one thread for each operation, but the program has "
-            "used TensorFlow before it imports Keras. Import Keras first"
-        ) from error
-    tf.config.experimental.enable_op_determinism()
-    # How it rewrites a shard's operations depends on the other shards in the graph.
-    tf.config.optimizer.set_experimental_options({_AS_WRITTEN: True})
-
-
-def require_alike() -> None:
-    """Raise CollectiveError if the program has undone ``compute_alike``."""
-    if not tf.config.optimizer.get_experimental_options().get(_AS_WRITTEN):
-        raise CollectiveError(
-            "runtime.shards needs graphs that run as they are written, but the program "
-            "has switched TensorFlow's graph optimizer on. Remove "
-            f"{_AS_WRITTEN} from tf.config.optimizer.set_experimental_options"
-        )
-    threads = tf.config.threading.get_intra_op_parallelism_threads()
-    if threads != 1:
-        raise CollectiveError(
-            "runtime.shards needs one thread for each operation, because TensorFlow's "
-            f"results depend on their number; the program has set {threads}. Remove "
-            "tf.config.threading.set_intra_op_parallelism_threads. Several operations "
-            "still run at a time"
-        )
 
 
 # --- strategies of TensorFlow ---------------------------------------------------------
