@@ -74,6 +74,7 @@ RUNTIME_LAYERS = [
     "process_group",
     "process_sets",
     "exchange",
+    "data_service",
     "partition",
     "keras.tf_variables",
     "keras.training_session",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.runtime.keras.train.saved_copies import (
+from tfcluster.runtime.files.saved_copies import (
     Saved,
     described,
     link,

@@ -40,6 +40,12 @@ _SERVERS = "parameter servers"
 NAMES_WITHOUT_KERAS = (
     *names("tensorflow.python.eager.context", _TRANSPORT, "context"),
     *names("tensorflow.python.util.tf_stack", "messages", "extract_stack"),
+    *names(_DATASET, _DATA, "_variant_tensor"),
+    *names(
+        "tensorflow.python.checkpoint.functional_saver.MultiDeviceSaver.__init__",
+        "checkpoints of divided weights",
+        "_registered_savers",
+    ),
     *names("tensorflow.python.eager.context", _SERVERS, "function_executor_type"),
     *names(f"{_CONTEXT}.__init__", _TRANSPORT, "_context_handle"),
     *names(
@@ -66,7 +72,6 @@ NAMES = (
     PrivateName(
         _DATASET, "_inputs", _DATA, overridden_in="keras.data.data_service_hooks"
     ),
-    *names(_DATASET, _DATA, "_variant_tensor"),
     *(
         PrivateName(f"tensorflow.python.data.ops.{where}", "", _LOOPS)
         for where in (
@@ -100,11 +105,6 @@ NAMES = (
         "CheckpointManager",
         "_latest_checkpoint",
         "_maybe_delete",
-    ),
-    *names(
-        "tensorflow.python.checkpoint.functional_saver.MultiDeviceSaver.__init__",
-        "checkpoints of divided weights",
-        "_registered_savers",
     ),
     *names("tensorflow.python.ops.resource_variable_ops", _SERVERS, "ResourceVariable"),
     *names(

@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from tests.runtime.partition.installed import installed
 from tests.runtime.partition.simulated import SIZES
-from tfcluster.runtime.keras.train import divided_checkpoints, divided_weights
+from tfcluster.runtime.keras.train import divided_weights
 from tfcluster.runtime.keras.train.divided_weights import DividedWeights
+from tfcluster.runtime.partition import divided_checkpoints
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import Ranks

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from tests.runtime.partition.installed import simulated_ranks
-from tfcluster.runtime.keras.strategies.partitioned import WholeWork
 from tfcluster.runtime.partition import explain
 from tfcluster.runtime.partition.costs import cost_of, rounds_of
 from tfcluster.runtime.partition.explain import (
@@ -25,6 +24,7 @@ from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.rules.all import RULES
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import specialise
+from tfcluster.runtime.partition.whole_work import WholeWork
 
 ROWS = 12
 

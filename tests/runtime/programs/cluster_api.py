@@ -75,7 +75,7 @@ def case_service():
     """First come, first served, with each element once; then coordinated reads."""
     import tensorflow as tf
 
-    from tfcluster.runtime.keras.data.data_service_hooks import DataServiceClient
+    from tfcluster.runtime.data_service.client import DataServiceClient
 
     service = tf.data.experimental.service
     config = service.DispatcherConfig(work_dir="journal", fault_tolerant_mode=True)

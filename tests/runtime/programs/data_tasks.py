@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.runtime.programs.cases.tools import main, results
-from tfcluster.runtime.keras.data.dataset_graph import Pipeline
+from tfcluster.runtime.data_service.pipeline import Pipeline
 
 ROWS, BATCH, EPOCHS = 50, 8, 3
 

@@ -7,7 +7,7 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfcluster.runtime import contract, tf_internals, tf_patches
@@ -42,7 +42,6 @@ _SERVERS = "parameter servers"
 _SHARDED = "sharded batches"
 _DATA = "data tasks"
 _TABLES = "weights that are divided by rows"
-_DECAY = "weight decay on ps tasks"
 
 NAMES = (
     # Optimizers.
@@ -57,15 +56,7 @@ NAMES = (
     ),
     *names(f"{_OPTIMIZER}.apply", _SERVERS, "_backend_apply_gradients"),
     *names(f"{_OPTIMIZER}._backend_apply_gradients", _SERVERS, "_backend_update_step"),
-    *names(_OPTIMIZER, _DECAY, "_use_weight_decay"),
-    *names(
-        f"{_OPTIMIZER}._use_weight_decay",
-        _DECAY,
-        "_exclude_from_weight_decay",
-        "_exclude_from_weight_decay_cache",
-        "_exclude_from_weight_decay_pattern",
-        "_var_key",
-    ),
+    *names(_OPTIMIZER, "weight decay on ps tasks", "_use_weight_decay"),
     *names("keras.Variable.__init__", _SERVERS, "_path"),
     *names("keras.Variable.path", _SERVERS, ""),
     *names("keras.Variable", _TABLES, "_initialize"),
@@ -178,18 +169,6 @@ def clipped(optimizer: Optimizer, gradients: Sequence[Gradient]) -> list[Gradien
 def decays(optimizer: Optimizer, variable: KerasVariable | TfVariable) -> bool:
     """Whether the optimizer applies weight decay to a variable."""
     return optimizer._use_weight_decay(variable)
-
-
-def exclude_from_decay(optimizer: Optimizer, variables: Iterable[Any]) -> None:
-    """Exclude exactly these variables from weight decay.
-
-    Unlike the public ``exclude_from_weight_decay`` it also works after ``build``.
-    """
-    optimizer._exclude_from_weight_decay_cache = {}
-    optimizer._exclude_from_weight_decay = {
-        optimizer._var_key(variable) for variable in variables
-    }
-    optimizer._exclude_from_weight_decay_pattern = None
 
 
 def set_path(variable: KerasVariable, path: str) -> None:
@@ -315,8 +294,7 @@ def keras_home() -> str:
 
 def dtype_of(variable: Any) -> str:
     """The dtype of a ``keras.Variable`` as it is stored, whatever it is cast to."""
-    dtype: str = variable._dtype
-    return dtype
+    return variable._dtype
 
 
 def group_of(store: Any) -> Any:

@@ -66,10 +66,7 @@ def moved_gradients(
     results = _moved(tensors, unit) if moved else tf.identity_n(tensors)
     for place, result in zip(places, results, strict=True):
         flat[place] = result
-    packed: list[Gradient] = tf.nest.pack_sequence_as(
-        originals, flat, expand_composites=True
-    )
-    return packed
+    return tf.nest.pack_sequence_as(originals, flat, expand_composites=True)
 
 
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
@@ -97,5 +94,4 @@ def _moved(tensors: Sequence[Tensor], unit: float) -> list[Tensor]:
 def _size(tensor: Tensor) -> Tensor:
     """The largest absolute value; 0 if a gradient has overflowed, or is empty."""
     size: Tensor = tf.reduce_max(tf.abs(tf.cast(tensor, tf.float32)))
-    finite: Tensor = tf.where(tf.math.is_finite(size), size, 0.0)
-    return finite
+    return tf.where(tf.math.is_finite(size), size, 0.0)

@@ -21,9 +21,11 @@ from tfcluster.plan.model import Strategy
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import HandlerPlace
+from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.moved_gradients import moved_gradients, rounding_unit
 from tfcluster.runtime.keras.strategies.served_updates import called_in_order
+from tfcluster.runtime.keras.train.injected_callbacks import changed_callbacks
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import KerasVariable, Layer, Logs, Model, Optimizer
 from tfcluster.runtime.recording_files import RecordingFiles
@@ -127,16 +129,17 @@ class StepRecorder:
     ) -> Any:
         if not self._files.xla:
             without_xla(model)
-        logs = _Logs(self, self._number_of(model))
-        callbacks = kwargs.get("callbacks")
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.append(logs)
-        else:
-            own = [one for one in keras.tree.flatten(callbacks) if one is not None]
-            kwargs["callbacks"] = [*own, logs]
+        number = self._number_of(model)
+        logs = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda _, logs: self._logs("batch", number, logs or {}),
+            on_epoch_end=lambda _, logs: self._logs("epoch", number, logs or {}),
+        )
+        given = kwargs.get("callbacks")
         self._inside.fit = True
         try:
-            return original(model, *args, **kwargs)
+            with changed_callbacks(given, model, lambda own: [*own, logs]) as changed:
+                kwargs["callbacks"] = changed
+                return original(model, *args, **kwargs)
         finally:
             self._inside.fit = False
 
@@ -148,12 +151,12 @@ class StepRecorder:
         if not self._files.xla:
             without_xla(model)
         result = original(model, *args, **kwargs)
-        self.logs(original.__name__, self._number_of(model), _named(result))
+        self._logs(original.__name__, self._number_of(model), _named(result))
         return result
 
     # --- records ----------------------------------------------------------------------
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def _applied(
         self, optimizer: Optimizer, variables: Sequence[KerasVariable] | None
     ) -> None:
@@ -207,7 +210,7 @@ class StepRecorder:
         else:
             write(*(tensor.numpy() for tensor in tensors))
 
-    def logs(self, kind: str, model: int, logs: Logs) -> None:
+    def _logs(self, kind: str, model: int, logs: Logs) -> None:
         """Record losses and metrics as the program sees them: numbers by name.
 
         Raises OSError if the folder cannot be written.
@@ -218,21 +221,6 @@ class StepRecorder:
     def _number_of(self, model: Model) -> int:
         number = len(self._models)
         return self._models.setdefault(id(model), (number, model))[0]
-
-
-class _Logs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Records the logs that ``fit`` passes to its callbacks."""
-
-    def __init__(self, recorder: StepRecorder, model: int) -> None:
-        super().__init__()
-        self._recorder = recorder
-        self._number = model
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        self._recorder.logs("batch", self._number, logs or {})
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        self._recorder.logs("epoch", self._number, logs or {})
 
 
 def _models_of(trained: Sequence[KerasVariable]) -> list[Model]:

@@ -25,8 +25,7 @@ def held(variable: Any) -> Sequence[Variable]:
 
     Such a variable has no handle in the strategy's scope, and no value in another's.
     """
-    variables: Sequence[Variable] = getattr(variable, "values", (variable,))
-    return variables
+    return getattr(variable, "values", (variable,))
 
 
 def new_variable(value: TensorLike, *, name: str | None = None) -> Variable:

@@ -140,8 +140,7 @@ class TrainingSession:
         """The marks of this thread."""
         if not hasattr(self._local, "marks"):
             self._local.marks = set()
-        marks: set[str] = self._local.marks
-        return marks
+        return self._local.marks
 
     def warn(self, text: str) -> None:
         """Warn the user on the console, once per text."""

@@ -65,12 +65,11 @@ class Optimizer(Protocol):
     _trainable_variables: Sequence[KerasVariable]
     _iterations: KerasVariable
     _learning_rate: Any
-    _exclude_from_weight_decay: set[str]
-    _exclude_from_weight_decay_cache: dict[str, bool]
-    _exclude_from_weight_decay_pattern: str | None
     variables: Sequence[KerasVariable]
 
     def build(self, variables: Sequence[KerasVariable]) -> None: ...
+
+    def exclude_from_weight_decay(self, var_list: Sequence[KerasVariable]) -> None: ...
 
     def apply(
         self,
@@ -93,8 +92,6 @@ class Optimizer(Protocol):
     def _clip_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]: ...
 
     def _use_weight_decay(self, variable: KerasVariable | TfVariable) -> bool: ...
-
-    def _var_key(self, variable: KerasVariable) -> str: ...
 
 
 class Layer(Protocol):

@@ -87,17 +87,13 @@ def of_any_rows(dataset: Dataset) -> Dataset:
         result = tf.nest.map_structure(_relaxed, element)
         return result if is_tuple else result[0]
 
-    result: Dataset = dataset.map(relaxed)
-    return result
+    return dataset.map(relaxed)
 
 
 def _relaxed(tensor: Tensor) -> Tensor:
     if not _is_known(tensor):
         return tensor
-    relaxed: Tensor = tf.compat.v1.placeholder_with_default(
-        tensor, [None, *tensor.shape[1:]]
-    )
-    return relaxed
+    return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
 
 
 def _is_known(tensor: Any) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
+from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import EpochIterator
@@ -213,13 +214,13 @@ def _filtered(dataset: Dataset, takes: Callable[[np.int64], np.bool_]) -> Datase
     ``takes`` is called in the order of the batches, when each batch is requested.
     """
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def is_taken(number: Tensor, *element: Nest) -> Tensor:
         taken: Tensor = tf.numpy_function(takes, [number], tf.bool)
         taken.set_shape([])
         return taken
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def without_number(number: Tensor, element: Nest) -> Nest:
         return element
 

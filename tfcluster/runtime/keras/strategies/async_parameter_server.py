@@ -114,10 +114,28 @@ class AsyncRank(PartitionedModels):
     def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         server_models, progress = self._server_models, self._progress
         return [
-            FreshWeights(server_models, progress),
+            self._fresh_weights(),
             *super().around(callbacks),
             Epochs(self._session, server_models, progress, self._updates),
         ]
+
+    def _fresh_weights(self) -> Callback:
+        """Fetches the newest weights before a validation and for callbacks.
+
+        At the end of ``fit`` these are the final weights, also for the program's
+        callbacks: ``EarlyStopping`` may restore weights, and no rank may add a gradient
+        to them.
+        """
+
+        def pull_final(logs: Logs | None) -> None:
+            self._progress.has_trained()
+            self._progress.await_trained()
+            self._server_models.pull()
+
+        return keras.callbacks.LambdaCallback(
+            on_test_begin=lambda logs: self._server_models.pull(),
+            on_train_end=pull_final,
+        )
 
     def fit(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
@@ -137,7 +155,7 @@ class AsyncRank(PartitionedModels):
     def evaluate(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
-        # Before a validation, FreshWeights does this.
+        # Before a validation, a callback does this.
         if not self._session.inside_keras:
             self._server_models.pull()
         return super().evaluate(original, model, *args, **kwargs)
@@ -291,24 +309,3 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
                 model.optimizer.build(model.trainable_variables)
             # Perhaps only an evaluation is left. Then no gradient would open the model.
             self._server_models.of(inner, "-" * len(internals.trained_variables(inner)))
-
-
-class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Fetches the newest weights before a validation and for callbacks.
-
-    At the end of ``fit`` these are the final weights, also for the program's callbacks:
-    ``EarlyStopping`` may restore weights, and no rank may add a gradient to them.
-    """
-
-    def __init__(self, server_models: ServerModels, progress: StepNotes) -> None:
-        super().__init__()
-        self._server_models = server_models
-        self._progress = progress
-
-    def on_test_begin(self, logs: Logs | None = None) -> None:
-        self._server_models.pull()
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        self._progress.has_trained()
-        self._progress.await_trained()
-        self._server_models.pull()

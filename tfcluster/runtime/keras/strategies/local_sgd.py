@@ -29,9 +29,10 @@ from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
-from tfcluster.runtime.keras.strategies.partitioned import WholeWork, variable_paths
+from tfcluster.runtime.keras.strategies.partitioned import variable_paths, watched
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
 from tfcluster.runtime.keras.train.eager_gradients import OptimizerSteps
 from tfcluster.runtime.keras.training_session import TrainingSession
@@ -39,7 +40,7 @@ from tfcluster.runtime.keras.types import KerasVariable, Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
 from tfcluster.runtime.partition.exchange import HostExchanger
 from tfcluster.runtime.partition.hook import Hook
-from tfcluster.runtime.partition.host_rows import gathered
+from tfcluster.runtime.partition.host_rows import gathered, rows_of
 from tfcluster.runtime.partition.own_rows import changes
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
@@ -50,6 +51,7 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.variables import Watched
+from tfcluster.runtime.partition.whole_work import WholeWork
 from tfcluster.runtime.tensor_types import Gradient, Nest, Tensor
 from tfcluster.runtime.tensors import name_of
 
@@ -233,7 +235,7 @@ class LocalSgd:
             self._optimizer_steps.count()
         return result
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def _count(
         self, optimizer: Optimizer, variables: Sequence[KerasVariable] | None
     ) -> None:
@@ -255,7 +257,7 @@ class LocalSgd:
             if not self._rows:
                 self._session.warn(_EAGER)
                 label = f"first values of {optimizer.name}"
-                self._agreement.on_first_values(label, _watched(trained))
+                self._agreement.on_first_values(label, watched(trained))
             self.ended()
 
     def _next(
@@ -395,17 +397,8 @@ class LocalSgd:
             return reduce_arrays(group, [value], op, signature)[0]
         if self._split.size == 1:
             return value  # Ranks have other data.
-        blocks = value.reshape(
-            *value.shape[: kind.dim],
-            kind.outer,
-            kind.block,
-            *value.shape[kind.dim + 1 :],
-        )
-        first = self._split.first(kind.rows) * kind.inner
-        own = range(first, first + self._split.local_block(kind))
-        part = np.take(blocks, own, axis=kind.dim + 1)
-        part = part.reshape(self._split.local_shape(value.shape, kind))
         with group.exchange(signature) as call:
+            part = rows_of(value, kind, self._split)
             return gathered(call.transport, part, kind)
 
     def _agree_on_interval(
@@ -424,11 +417,6 @@ class LocalSgd:
 
 def _is_of_rows(kind: Placement) -> TypeGuard[Partial | Shard]:
     return isinstance(kind, Shard) or kind in (Partial("max"), Partial("min"))
-
-
-def _watched(variables: Sequence[KerasVariable]) -> list[Watched]:
-    named = [(name_of(variable), raw(variable)) for variable in variables]
-    return [Watched(name, tensor.handle, tensor.dtype, 0) for name, tensor in named]
 
 
 def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:

@@ -148,7 +148,15 @@ class _OptimizerReplica:
             _piece_of(originals[piece.variable], piece) for piece in pieces
         ]
         self._optimizer = _like(optimizer, clips_here=clips_here)
-        _exclude_alike(optimizer, self._optimizer, originals, pieces, self._variables)
+        if optimizer.weight_decay:
+            # Exclude the same variables from it.
+            self._optimizer.exclude_from_weight_decay(
+                [
+                    variable
+                    for piece, variable in zip(pieces, self._variables, strict=True)
+                    if not internals.decays(optimizer, raw(originals[piece.variable]))
+                ]
+            )
         with keras.name_scope(optimizer.name, caller=self._optimizer):
             self._optimizer.build(self._variables)
         self._optimizer.built = True
@@ -227,28 +235,7 @@ def _like(optimizer: Optimizer, *, clips_here: bool) -> Optimizer:
     replica.loss_scale_factor = None
     if clips_here:
         replica.clipnorm = replica.clipvalue = replica.global_clipnorm = None
-    result: Optimizer = replica
-    return result
-
-
-def _exclude_alike(
-    optimizer: Optimizer,
-    replica: Optimizer,
-    originals: Sequence[KerasVariable],
-    pieces: Sequence[VariablePiece],
-    variables: Sequence[KerasVariable],
-) -> None:
-    """Exclude the same variables from weight decay."""
-    if not optimizer.weight_decay:
-        return
-    internals.exclude_from_decay(
-        replica,
-        [
-            variable
-            for piece, variable in zip(pieces, variables, strict=True)
-            if not internals.decays(optimizer, raw(originals[piece.variable]))
-        ],
-    )
+    return replica
 
 
 def _begin_alike(optimizer: Optimizer, slots: Sequence[Slot]) -> None:

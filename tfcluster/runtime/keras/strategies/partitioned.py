@@ -11,7 +11,7 @@ import atexit
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Concatenate, ParamSpec
 
@@ -22,20 +22,19 @@ from tfcluster.plan.model import Runtime
 from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.rounding import Rounding
-from tfcluster.runtime.collective.shard_sums import shard_bounds
 from tfcluster.runtime.collective.transports.tensorflow.transport import (
     TensorFlowTransport,
 )
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data.data_service_hooks import Passes
-from tfcluster.runtime.keras.tf_variables import held
+from tfcluster.runtime.keras.tf_variables import held, raw
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.divided_weights import DividedWeights
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
-from tfcluster.runtime.keras.types import DistributionStrategy, Model
+from tfcluster.runtime.keras.types import DistributionStrategy, KerasVariable, Model
 from tfcluster.runtime.partition import (
     input_pipelines,
     tf_datasets,
@@ -47,17 +46,19 @@ from tfcluster.runtime.partition.exchange import (
     Exchanger,
     HostExchanger,
 )
-from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.input_parts import DividedInputs, DividedPipeline
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
+from tfcluster.runtime.partition.shards import compute_alike, ranks_of, require_alike
 from tfcluster.runtime.partition.variables import Watched
+from tfcluster.runtime.partition.whole_work import WholeWork
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.tensor_types import Dataset
+from tfcluster.runtime.tensors import name_of
 
 
 def install(
@@ -245,99 +246,17 @@ def variable_paths() -> dict[int, str]:
 def variables_of(model: Model, *, with_optimizer: bool) -> list[Watched]:
     """The variables of a model and, where asked for, of its optimizer."""
     optimizer = getattr(model, "optimizer", None) if with_optimizer else None
-    variables = [*model.variables, *([] if optimizer is None else optimizer.variables)]
+    return watched([*model.variables, *getattr(optimizer, "variables", ())])
+
+
+def watched(variables: Iterable[KerasVariable]) -> list[Watched]:
+    """The variables of numbers, as the ranks compare them."""
     return [
-        Watched(
-            variable.path,
-            tf_functions.handle_of(own),
-            variable.value.dtype,
-            0,
-            tuple(variable.shape),
-        )
-        for variable in variables
-        if isinstance(variable.value, tf.Variable) and variable.value.dtype != tf.string
-        for own in held(variable.value)
+        Watched(name, tf_functions.handle_of(own), own.dtype, 0, tuple(own.shape))
+        for name, variable in ((name_of(one), raw(one)) for one in variables)
+        if isinstance(variable, tf.Variable) and variable.dtype != tf.string
+        for own in held(variable)
     ]
-
-
-class WholeWork:
-    """Warns once of each function whose work is mostly computed by every rank."""
-
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
-        self._undivided: set[str] = set()
-        self._judged: set[str] = set()
-
-    def ran(self, program: RankProgram) -> None:
-        """Called after each program."""
-        if program.label in self._judged:
-            return
-        # The first batch that a loop takes is computed whole, and tells its size.
-        if not program.is_divided and program.function not in self._undivided:
-            self._undivided.add(program.function)
-            return
-        self._judged.add(program.label)
-        sentence = mostly_whole([program])
-        if sentence is not None:
-            self._warn(sentence)
-
-
-# --- shards ---------------------------------------------------------------------------
-
-
-# Shards of a batch are ranks of the partition, of which a process has one or several.
-# TensorFlow must compute the same bits in every process that has some.
-
-_AS_WRITTEN = "disable_meta_optimizer"
-"""The option that switches off TensorFlow's optimizer of graphs."""
-
-
-def ranks_of(shards: int, rank: int, size: int) -> Ranks:
-    """The shards of process ``rank`` of ``size``; see ``compute_alike``."""
-    return Ranks(shards, tuple(range(*shard_bounds(shards, rank, size))), ordered=True)
-
-
-def compute_alike(shards: int, size: int) -> None:
-    """Let TensorFlow compute bits that do not depend on the number of processes.
-
-    It uses one thread for each operation, because the bits of its products depend on
-    the number of threads, and only deterministic operations. Call it before TensorFlow
-    computes anything. Raises CollectiveError if there are more processes than shards,
-    or TensorFlow is in use.
-    """
-    if size > shards:
-        raise CollectiveError(
-            f"runtime.shards is {shards}, and there are {size} ranks: "
-            "a rank needs at least one shard. Use fewer ranks, or more shards"
-        )
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-    except RuntimeError as error:
-        raise CollectiveError(
-            "runtime.shards needs one thread for each operation, but the program has "
-            "used TensorFlow before it imports Keras. Import Keras first"
-        ) from error
-    tf.config.experimental.enable_op_determinism()
-    # How it rewrites a shard's operations depends on the other shards in the graph.
-    tf.config.optimizer.set_experimental_options({_AS_WRITTEN: True})
-
-
-def require_alike() -> None:
-    """Raise CollectiveError if the program has undone ``compute_alike``."""
-    if not tf.config.optimizer.get_experimental_options().get(_AS_WRITTEN):
-        raise CollectiveError(
-            "runtime.shards needs graphs that run as they are written, but the program "
-            "has switched TensorFlow's graph optimizer on. Remove "
-            f"{_AS_WRITTEN} from tf.config.optimizer.set_experimental_options"
-        )
-    threads = tf.config.threading.get_intra_op_parallelism_threads()
-    if threads != 1:
-        raise CollectiveError(
-            "runtime.shards needs one thread for each operation, because TensorFlow's "
-            f"results depend on their number; the program has set {threads}. Remove "
-            "tf.config.threading.set_intra_op_parallelism_threads. Several operations "
-            "still run at a time"
-        )
 
 
 # --- strategies of TensorFlow ---------------------------------------------------------

@@ -323,10 +323,6 @@ class ServerModels:
         }
         return self._models
 
-    def optimizers(self) -> list[tuple[str, Optimizer | None]]:
-        """The optimizers with their models' keys; None for optimizers that are gone."""
-        return [(model.key, model.optimizer()) for model in self._models]
-
     def pull_slots(self, optimizer: Optimizer) -> None:
         """Fetch the optimizer's slots from the ps tasks.
 

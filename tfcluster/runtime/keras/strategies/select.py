@@ -17,11 +17,9 @@ from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.data_service.client import data_service_client
 from tfcluster.runtime.keras.data import disable_autotune, per_worker
-from tfcluster.runtime.keras.data.data_service_hooks import (
-    DataServiceHooks,
-    data_service_client,
-)
+from tfcluster.runtime.keras.data.data_service_hooks import DataServiceHooks
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
 from tfcluster.runtime.keras.strategies import partitioned
 from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncRank

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.contract import HandlerPlace
-from tfcluster.runtime.exchange.graph_ops import call_with_arrays
+from tfcluster.runtime.exchange.graph_ops import call_with_arrays, unconverted
 from tfcluster.runtime.exchange.reduce_engine import ReduceKind, TensorList
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals, patches
@@ -113,7 +113,7 @@ class ServedUpdates:
             )
         return original(model, *args, **kwargs)
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @unconverted
     def _apply(
         self,
         original: Callable[..., Any],

@@ -26,9 +26,7 @@ from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.contract import Around
 from tfcluster.runtime.files import private_files
-from tfcluster.runtime.keras import patches
-from tfcluster.runtime.keras.data.downloads import Downloads
-from tfcluster.runtime.keras.train.saved_copies import (
+from tfcluster.runtime.files.saved_copies import (
     MAX_BYTES,
     Saved,
     described,
@@ -36,6 +34,8 @@ from tfcluster.runtime.keras.train.saved_copies import (
     packed,
     unpack,
 )
+from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.data.downloads import Downloads
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Callback
 from tfcluster.runtime.process_group import context
@@ -184,8 +184,7 @@ class ChiefOnlySaving:
         All ranks must call this. Ranks with another ``path`` find the file there.
         Raises what ``chief_only`` raises.
         """
-        name = RankPath(str(path)) if _is_local(path) else None
-        self.chief_only(lambda: None, what, name)
+        self.chief_only(lambda: None, what, _named(path))
 
     def _share(self, name: RankPath, chiefs: str, began: float, what: str) -> None:
         """Make the chief's files available under every rank's own name."""
@@ -230,7 +229,7 @@ class ChiefOnlySaving:
             return self.chief_only(
                 lambda: original(*args, **kwargs),
                 f"end of {original.__name__}",
-                RankPath(str(path), prefix) if _is_local(path) else None,
+                _named(path, prefix=prefix),
             )
 
         return saved
@@ -243,14 +242,14 @@ class ChiefOnlySaving:
         **kwargs: Any,
     ) -> None:
         """Call a method of a callback that changes files."""
-        folder = getattr(callback, "backup_dir", None)
+        name = None
+        # Without layers, every rank reads the chief's folder.
+        if private_files.are_private():
+            name = _named(getattr(callback, "backup_dir", None))
         self.chief_only(
             lambda: original(callback, *args, **kwargs),
             f"end of {type(callback).__name__}",
-            # Without layers, every rank reads the chief's folder.
-            RankPath(str(folder))
-            if private_files.are_private() and _is_local(folder)
-            else None,
+            name,
         )
 
     def _save_of_checkpoint(
@@ -280,12 +279,8 @@ class ChiefOnlySaving:
         *args: Any,
         **kwargs: Any,
     ) -> str | None:
-        prefix_of_files = tf_internals.prefix_of(manager)  # Folder and file name.
-        name = (
-            RankPath(prefix_of_files, prefix=True)
-            if _is_local(prefix_of_files)
-            else None
-        )
+        # The prefix is the folder and the beginning of the files' names.
+        name = _named(tf_internals.prefix_of(manager), prefix=True)
         saved = self.chief_only(
             lambda: original(manager, *args, **kwargs), "end of save", name
         )
@@ -298,9 +293,11 @@ class ChiefOnlySaving:
         return saved
 
 
-def _is_local(path: object) -> bool:
-    """Whether ``path`` is a path of this machine, not an open file or a URL."""
-    return isinstance(path, str | os.PathLike) and "://" not in str(os.fspath(path))
+def _named(path: object, *, prefix: bool = False) -> RankPath | None:
+    """This rank's path; None if it is an open file or a URL."""
+    if not isinstance(path, str | os.PathLike) or "://" in str(os.fspath(path)):
+        return None
+    return RankPath(str(path), prefix)
 
 
 def _same_exception(kind: str, text: str) -> Exception:
@@ -352,5 +349,4 @@ def _with(ending: str, path: _File) -> _File:
     if path is None:
         return path
     tensor = tf.convert_to_tensor(path)
-    chosen: Tensor = tf.where(tf.strings.length(tensor) > 0, tensor + ending, tensor)
-    return chosen
+    return tf.where(tf.strings.length(tensor) > 0, tensor + ending, tensor)

@@ -18,8 +18,8 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import new_variable
-from tfcluster.runtime.keras.train.divided_checkpoints import DividedCheckpoints
 from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.divided_checkpoints import DividedCheckpoints
 from tfcluster.runtime.partition.divided_variables import (
     CHUNK_BYTES,
     DividedVariable,
@@ -127,7 +127,7 @@ class DividedWeights:
         """A function that makes the rows of a rank."""
         reason = "it is no initializer of Keras"
         # Others may do at each call what they must do once.
-        if type(initializer).__module__.partition(".")[0] == "keras":
+        if internals.is_of_keras(type(initializer)):
             traced = tf.function(
                 lambda: tf.convert_to_tensor(initializer(shape, dtype=dtype.name)),
                 autograph=False,
@@ -147,8 +147,7 @@ class DividedWeights:
 
         def rows(split: Split) -> Tensor:
             first = split.first(shape[0])
-            part: Tensor = whole[first : first + split.count(shape[0])]
-            return part
+            return whole[first : first + split.count(shape[0])]
 
         return rows
 
@@ -234,8 +233,7 @@ class _StoredRows:
         return np.asarray(self._entry[...], dtype)
 
     def rows(self, first: int, end: int) -> Array:
-        rows: Array = self._entry[first:end]
-        return rows
+        return self._entry[first:end]
 
 
 def _piece(

@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.collective import ReduceOp
+from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.reduced_tensors import reduced
+from tfcluster.runtime.exchange.wire_format import Reduction
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.tf_variables import held, raw
 from tfcluster.runtime.keras.training_session import TrainingSession
@@ -160,26 +160,15 @@ class EagerGradients:
         results = self._agreement.on(what, [tensors[i] for i in places])
         for place, tensor in zip(places, results, strict=True):
             tensors[place] = tensor
-        agreed: list[Gradient] = tf.nest.pack_sequence_as(
-            gradients, tensors, expand_composites=True
-        )
-        return agreed
+        return tf.nest.pack_sequence_as(gradients, tensors, expand_composites=True)
 
     def _means(self, optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
         """The means over the ranks, each of which has a batch of its own."""
-        places = [i for i, tensor in enumerate(gradients) if tensor is not None]
-        tensors = [tf.convert_to_tensor(gradients[i]) for i in places]
-        size = self._session.group.size
-        arrays = [
-            np.asarray(tensor) / tensor.dtype.as_numpy_dtype(size) for tensor in tensors
-        ]
-        words = tuple(
-            tensor_words(f"gradient {i}", tensor.dtype.name, tensor.shape)
-            for i, tensor in zip(places, tensors, strict=True)
+        exchange = Exchange(
+            f"gradients of {optimizer.name}",
+            Reduction(ReduceOp.AVERAGE),
+            differentiable=False,
         )
-        signature = Signature(f"gradients of {optimizer.name}", words)
-        means = reduce_arrays(self._session.group, arrays, ReduceOp.SUM, signature)
-        results = list(gradients)
-        for place, tensor, mean in zip(places, tensors, means, strict=True):
-            results[place] = tf.constant(mean, tensor.dtype)
-        return results
+        dense = [one if one is None else tf.convert_to_tensor(one) for one in gradients]
+        names = [f"gradient {place}" for place in range(len(dense))]
+        return reduce_tensors(exchange, dense, names)

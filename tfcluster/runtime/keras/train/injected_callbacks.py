@@ -36,16 +36,9 @@ def _chief_only() -> tuple[type[Callback], ...]:
     return (keras.callbacks.TensorBoard, keras.callbacks.CSVLogger)
 
 
-class FileOfTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Follows a callback that writes a file, and makes all ranks wait for the file."""
-
-    def __init__(self, path: object, files: ChiefOnlySaving) -> None:
-        super().__init__()
-        self._path = path
-        self._files = files
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        self._files.wait_for(self._path, "end of CSVLogger")
+def _listed(callbacks: Nest) -> list[Callback]:
+    """The callbacks in an argument of ``fit``: see ``changed_callbacks``."""
+    return [cb for cb in keras.tree.flatten(callbacks) if cb is not None]
 
 
 @contextmanager
@@ -60,7 +53,7 @@ def changed_callbacks(
     callbacks, or a CallbackList, which is changed within the context only.
     """
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        yield change([cb for cb in keras.tree.flatten(callbacks) if cb is not None])
+        yield change(_listed(callbacks))
         return
     theirs = callbacks.callbacks
     callbacks.callbacks = change(theirs)
@@ -84,8 +77,15 @@ def with_chief_only_files(
             ours.append(callback)
         shares = not private_files.are_private()
         if shares and isinstance(callback, keras.callbacks.CSVLogger):
-            ours.append(FileOfTheChief(callback.filename, files))
+            ours.append(_wait_for(callback.filename, files))
     return ours
+
+
+def _wait_for(path: object, files: ChiefOnlySaving) -> Callback:
+    """Follows a callback that writes a file, and makes all ranks wait for the file."""
+    return keras.callbacks.LambdaCallback(
+        on_train_end=lambda logs: files.wait_for(path, "end of CSVLogger")
+    )
 
 
 def for_evaluation(
@@ -93,10 +93,12 @@ def for_evaluation(
 ) -> CallbackList | list[Callback]:
     """The program's callbacks for ``evaluate`` and ``predict``."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        unchanged: CallbackList = callbacks
-        return unchanged
-    theirs = [cb for cb in keras.tree.flatten(callbacks) if cb is not None]
-    return [cb for cb in theirs if session.chief or not isinstance(cb, _chief_only())]
+        return callbacks
+    return [
+        callback
+        for callback in _listed(callbacks)
+        if session.chief or not isinstance(callback, _chief_only())
+    ]
 
 
 def looks_at_batches(callback: Callback) -> bool:
@@ -113,8 +115,8 @@ def sees_predictions(callbacks: Nest) -> bool:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return any(
-        callback is not None and _has_own(callback, "on_predict_batch_end")
-        for callback in keras.tree.flatten(callbacks)
+        _has_own(callback, "on_predict_batch_end")
+        for callback in _listed(callbacks)
         if not isinstance(callback, keras.callbacks.ProgbarLogger)
     )
 

@@ -110,12 +110,10 @@ class Pipeline:
         if number:
             _draw_otherwise(graph, number)
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
-        dataset: Dataset = tf.data.experimental.from_variant(variant, self.spec)
-        return dataset
+        return tf.data.experimental.from_variant(variant, self.spec)
 
     def _graph(self) -> ProtocolBuffer:
-        graph: ProtocolBuffer = tf.compat.v1.GraphDef.FromString(self._text)
-        return graph
+        return tf.compat.v1.GraphDef.FromString(self._text)
 
 
 def _reshuffles(node: ProtocolBuffer) -> bool:
