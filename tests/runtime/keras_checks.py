@@ -15,7 +15,7 @@ MARKS = [pytest.mark.tensorflow, pytest.mark.timeout(LIMIT_S + 100)]
 WEIGHTS, METRICS = 1e-5, 1e-6
 """Tolerances for float32, relative to an array's largest value."""
 
-HALF_PRECISION = ["mixed_bfloat16", "mixed_precision", "overflow"]
+HALF_PRECISION = ["mixed_bfloat16", "mixed_precision", "overflow", "sum_overflows"]
 OTHERS = [
     "checkpoints",
     "files",

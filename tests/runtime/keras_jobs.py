@@ -113,6 +113,7 @@ IN_TEST_ALL = {
     ],
     "optimizers": [
         *("accumulated", "averaged_weights", "clipped", "mixed_precision"),
+        "sum_overflows",
     ],
     "own_layers": [
         *("added_losses", "queue_in_variables", "states_of_rows", "transformer_layer"),

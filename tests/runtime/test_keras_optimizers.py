@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tests.runtime.keras_checks import MARKS, compare, equal_of
 from tests.runtime.keras_jobs import Compared, at_each_size
 
@@ -18,7 +20,7 @@ def test_bfloat16_rounds_in_its_own_way(compared: Compared) -> None:
     compare(compared, tolerance=1e-2)
 
 
-@at_each_size(["mixed_precision", "overflow"])
+@at_each_size(["mixed_precision", "overflow", "sum_overflows"])
 def test_half_precision_rounds_in_its_own_way(compared: Compared) -> None:
     compare(compared, tolerance=5e-3)
 
@@ -34,3 +36,9 @@ def test_a_step_that_overflows_on_one_rank_is_taken_by_none(
     compared: Compared,
 ) -> None:
     assert int(compared.one["taken"]) == int(compared.ranks[0]["taken"]) == 4
+
+
+@at_each_size(["sum_overflows"])
+def test_the_scale_follows_the_sum_of_all_rows(compared: Compared) -> None:
+    assert len(set(compared.one["scales"])) > 1
+    np.testing.assert_array_equal(compared.ranks[0]["scales"], compared.one["scales"])

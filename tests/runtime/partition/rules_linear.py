@@ -220,6 +220,7 @@ def test_cast_of_terms(source: Any, target: Any, seed: int) -> None:
     found.assert_equal()
     wider = np.dtype(target).itemsize >= np.dtype(source).itemsize
     keeps = target in WIDE_FLOATS and source in FLOATS and wider
+    keeps = keeps and source != np.float16  # Its sum may overflow.
     assert found.outputs == [SUM if keeps else REPLICATE]
 
 

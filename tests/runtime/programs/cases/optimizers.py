@@ -67,6 +67,30 @@ def case_overflow():
     }
 
 
+def case_sum_overflows():
+    """A gradient is infinite, although the term of each rank is not."""
+    x, y = data(48)
+    scales = []
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05), initial_scale=2.0**17, dynamic_growth_steps=2
+        )
+        model = compiled(classifier(), optimizer)
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: scales.append(
+                float(optimizer.dynamic_scale)
+            )
+        )
+        model.fit(
+            10 * np.abs(x), y, batch_size=16, epochs=4, shuffle=False, verbose=0,
+            callbacks=[note],
+        )  # fmt: skip
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return {**results(model), "scales": np.array(scales)}
+
+
 def trained(optimizer, epochs=EPOCHS, rows=ROWS):
     x, y = data(rows)
     model = compiled(classifier(), optimizer)

@@ -79,10 +79,15 @@ rule("Conj", "Imag", "Neg", "Real", linear=0)(elementwise)
 
 @rule("Cast")
 def cast(op: PlacedOp) -> LocalPlan:
-    """Terms are cast only to dtypes that hold them exactly."""
+    """Terms are cast only to dtypes that hold them exactly.
+
+    A sum of float16 may overflow although no term does. Optimizers that scale losses
+    look for that, and so it must happen on ranks as on one machine.
+    """
     source, target = op.inputs[0].dtype, op.outputs[0].dtype
     if op.placements[0] == SUM and source.is_floating and target.is_floating:
-        if target.size >= source.size and target.size > 2:
+        holds = target.size >= source.size and target.size > 2
+        if holds and source != tf.float16:
             return LocalPlan([SUM], [SUM])
         raise Whole
     return elementwise(op)
@@ -101,6 +106,7 @@ def add(op: PlacedOp) -> LocalPlan:
     if SUM in placements and {SUM, REPLICATE}.issuperset(placements):
         output = op.output_shape()
         same = all(value.shape == output for value in op.inputs)
+        same = same and op.outputs[0].dtype != tf.float16  # See ``cast``.
         if same and elements_of(output) is not None:
             placement: Placement = REPLICATE if _waits_for_exchange(op) else SUM
             return LocalPlan([placement] * len(placements), [placement])
