@@ -72,7 +72,7 @@ IN_DEFAULT_TIER = {
     "own_loops": [
         *("rate_by_the_loss", "unlike_data", "function_between_tapes"),
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
-        "one_replica",
+        *("higher_gradients", "one_replica", "unlike_batches_of_one_row"),
     ],
     "per_worker": ["per_worker"],
     "states": [],

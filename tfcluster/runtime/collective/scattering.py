@@ -107,8 +107,10 @@ def allgathered_alone(call: CollectiveCall, own: Array, sizes: Sequence[int]) ->
 
 def can_go_alone(call: CollectiveCall, nbytes: int) -> bool:
     """Whether a large array is better scattered and gathered alone, without a copy."""
+    if nbytes <= ALONE_BYTES:
+        return False
     order = call.transport.scatter_order
-    return nbytes > ALONE_BYTES and list(order) == sorted(order)
+    return list(order) == sorted(order)
 
 
 def _gather(

@@ -287,7 +287,8 @@ class Hook:
             self._alone.begins(
                 program, lambda: programs.variables(values), self._variables
             )
-        elif self._agree is not None and (program.is_divided or taken):
+        # Variables follow from the batch, also where nothing is divided.
+        elif self._agree and (program.is_divided or program.assigns or taken):
             return self._agreed(programs, values, program, taken)
         return values, program
 
@@ -459,13 +460,15 @@ class Hook:
     def _visible(self, function: Function) -> int | None:
         """How many outputs others see than the gradient of this function.
 
-        All of them (None), unless a tape alone follows the call: with a
+        All of them (None), unless one tape alone follows the call: with a
         ``ForwardAccumulator`` the function gets tangents, too, and returns others.
         """
         called = self._function()
         if called is None or not function.name.startswith(_FORWARD):
             return None
         if len(function.arguments) != len(called.inputs):
+            return None
+        if tf_functions.has_higher_gradients(called):
             return None
         visible: int | None = getattr(self._busy, "visible", None)
         return visible

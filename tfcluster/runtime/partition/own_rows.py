@@ -101,7 +101,7 @@ def changes(placed: Placed) -> dict[int, Placement]:
             for body in placed.bodies[node]:
                 inner = changes(body)
                 assigned.update((carried[place], inner[place]) for place in inner)
-        elif node.type.startswith(_CHANGES):
+        elif node.type.startswith(CHANGES):
             kind: Placement = REPLICATE
             if node.type == "AssignVariableOp":
                 kind = _kind_of(placed, node.inputs[1])
@@ -120,4 +120,5 @@ def _kind_of(placed: Placed, value: Value) -> Placement:
 
 
 _EXTREMES = {"Maximum": "max", "Minimum": "min"}
-_CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+"""The beginnings of the ops that change variables."""

@@ -17,7 +17,7 @@ from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
 from tfcluster.runtime.partition.functions import Function, op_types
 from tfcluster.runtime.partition.graph import Node, OpGraph, elements_of
-from tfcluster.runtime.partition.own_rows import OwnRows
+from tfcluster.runtime.partition.own_rows import CHANGES, OwnRows
 from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
@@ -129,9 +129,12 @@ class RankProgram:
     """The original function's name."""
     on_own_rows: bool = False
     """Whether it trains on this rank's rows alone, without exchanges."""
+    assigns: bool = False
+    """Whether it assigns variables."""
     is_noted: bool = False
     """Whether it is among the hook's programs."""
-    _trains: bool | None = None
+    trains: bool = False
+    """Whether the program seems to train: it computes gradients."""
 
     @property
     def is_divided(self) -> bool:
@@ -141,13 +144,6 @@ class RankProgram:
     def is_of_tape(self) -> bool:
         """Whether it computes gradients for a tape outside of functions."""
         return self.label.startswith(_BACKWARD)
-
-    @property
-    def trains(self) -> bool:
-        """Whether the program seems to train: it computes gradients."""
-        if self._trains is None:
-            self._trains = self.placed is not None and _trains(self.placed.graph)
-        return self._trains
 
 
 class Programs:
@@ -336,12 +332,13 @@ class Programs:
         gather_from_handles(graph, divided)
         seconds["specialise"] = clock() - began
         began = clock()
+        trains = any("gradient_tape/" in node.name for node in graph.all_nodes())
         rows, placements = self._placements(inputs)
         variables: VariableShards = {}
         if len(fetches) < len(self.fetches):
             tables = [value.table and value.placement for value in inputs]
             rows, placements = None, [table or REPLICATE for table in tables]
-        elif self._divides_variables and _trains(graph):
+        elif self._divides_variables and trains:
             variables = {
                 variable: shard
                 for variable, shard in candidates(graph, self._ranks.size).items()
@@ -349,15 +346,15 @@ class Programs:
             }
         placed = propagate(graph, placements, rows, variables)
         seconds["propagate"] = clock() - began
-        alone = self._own_rows is not None and (
-            self.label.startswith(_OF_TAPES) or _trains(graph)
-        )
+        of_tape = self.label.startswith(_OF_TAPES)
+        alone = self._own_rows is not None and (of_tape or trains)
         must_be_written = any(
             is_stateful_draw(node) or self._is_note(node) or is_in_order(node)
             for node in graph.all_nodes()
         )
         program = RankProgram(self.function.name, self.label, placed, seconds=seconds)
-        program.on_own_rows = alone
+        program.on_own_rows, program.trains = alone, trains
+        program.assigns = any(n.type.startswith(CHANGES) for n in graph.all_nodes())
         if not placed.exchanges() and not must_be_written and not fetches:
             return program
         began = clock()
@@ -448,10 +445,6 @@ class Programs:
             if rows is not None:
                 return rows
         return None
-
-
-def _trains(graph: OpGraph) -> bool:
-    return any("gradient_tape/" in node.name for node in graph.all_nodes())
 
 
 def _names_of(graph: OpGraph) -> list[str]:

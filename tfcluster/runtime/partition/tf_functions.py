@@ -56,6 +56,12 @@ NAMES = (
         _PARTITION,
         *("set_handle_data", "get_handle_data"),
     ),
+    *names(
+        "tensorflow.python.eager.polymorphic_function.concrete_function"
+        ".ConcreteFunction.__init__",
+        _PARTITION,
+        "_higher_order_tape_functions",
+    ),
     *names("tensorflow.python.eager.record", _TABLES, "record_operation"),
     *names(_VARIABLES, _TABLES, "variable_accessed"),
     *names(f"{_VARIABLES}.BaseResourceVariable.__init__", _TABLES, "_shape"),
@@ -156,6 +162,14 @@ def living_variables(function: Any) -> list[Any]:
     """
     variables = (ref() for ref in function.graph._weak_variables)
     return [variable for variable in variables if variable is not None]
+
+
+def has_higher_gradients(function: Any) -> bool:
+    """Whether a ``ConcreteFunction`` ran under several tapes, or a persistent one.
+
+    TensorFlow's gradient of it then has a gradient for every output, hidden ones, too.
+    """
+    return bool(function._higher_order_tape_functions)
 
 
 def unique_name(stem: str) -> str:

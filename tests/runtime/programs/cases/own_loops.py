@@ -273,6 +273,49 @@ def case_one_replica():
 # --- what cannot be equal to one process ----------------------------------------------
 
 
+def case_higher_gradients():
+    """A function is first called under a persistent tape, another under two tapes."""
+    x = data(13)[0]
+    weights = tf.Variable(tf.reshape(tf.linspace(-1.0, 1.0, 18), (6, 3)))
+
+    def loss_of(rows):
+        hidden = tf.nn.softmax(rows @ weights)
+        return tf.reduce_mean(hidden**2) + tf.reduce_logsumexp(tf.tanh(rows @ weights))
+
+    function, other = tf.function(loss_of), tf.function(loss_of)
+    with tf.GradientTape(persistent=True) as tape:
+        loss = function(tf.constant(x))
+        scaled = 3.0 * loss
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            again = other(tf.constant(x))
+        gradient = inner.gradient(again, weights)
+        norm = tf.reduce_sum(gradient**2)
+    return {
+        "w": tape.gradient(loss, weights).numpy(),
+        "w of scaled": tape.gradient(scaled, weights).numpy(),
+        "w of norm": outer.gradient(norm, weights).numpy(),
+    }
+
+
+def case_unlike_batches_of_one_row():
+    """Nothing is divided, and the ranks' data differ: all train on the chief's."""
+    random_rows = np.random.default_rng(RANK)
+    weights = tf.Variable(tf.ones(2))
+
+    @tf.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((rows * weights - 2.0) ** 2)
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+        return loss
+
+    losses = [
+        step(tf.constant(random_rows.random((1, 2)), tf.float32)) for _ in range(20)
+    ]
+    return {"w": weights.numpy(), "losses": np.array(losses)}
+
+
 def case_unlike_data():
     """The data come from a random generator without a common seed."""
     x = np.random.default_rng(RANK).normal(size=(40, 6))
