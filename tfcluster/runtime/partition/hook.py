@@ -287,9 +287,11 @@ class Hook:
             self._alone.begins(
                 program, lambda: programs.variables(values), self._variables
             )
-        # Variables follow from the batch, also where nothing is divided.
-        elif self._agree and (program.is_divided or program.assigns or taken):
-            return self._agreed(programs, values, program, taken)
+        elif self._agree is not None:
+            # Also where nothing is divided, variables may follow from a batch.
+            follow = program.assigns and bool(programs.data_places(values))
+            if program.is_divided or taken or follow:
+                return self._agreed(programs, values, program, taken)
         return values, program
 
     def _variables(self) -> Sequence[Any]:
@@ -466,9 +468,8 @@ class Hook:
         called = self._function()
         if called is None or not function.name.startswith(_FORWARD):
             return None
-        if len(function.arguments) != len(called.inputs):
-            return None
-        if tf_functions.has_higher_gradients(called):
+        has_tangents = len(function.arguments) != len(called.inputs)
+        if has_tangents or tf_functions.has_higher_gradients(called):
             return None
         visible: int | None = getattr(self._busy, "visible", None)
         return visible
