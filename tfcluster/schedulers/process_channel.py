@@ -161,38 +161,43 @@ class ConnectedChannel:
         self._connection = connection
         self._words = words
         self._leave = leave
-        self._closed = False
+        self._ended_by = ""
+        """Who ended the connection first: "us" or "process"."""
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
     def read(self) -> bytes:
         try:
-            return self._connection.recv(READ_BYTES)
-        except ConnectionResetError:
-            # The process ended before it had read everything that we sent.
-            # ``diagnosis`` has its last words.
-            return b""
+            data = self._connection.recv(READ_BYTES)
+        except ConnectionResetError:  # it had not read everything that we sent
+            data = b""
+        self._ended_by = self._ended_by or ("" if data else "process")
+        return data
 
     def has_unread(self) -> bool:
         return is_readable(self._connection.fileno())
 
     def write(self, data: bytes) -> None:
-        self._connection.sendall(data)
+        try:
+            self._connection.sendall(data)
+        except OSError:
+            self._ended_by = self._ended_by or "process"
+            raise
 
     def close(self) -> None:
-        self._closed = True
+        self._ended_by = self._ended_by or "us"
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
     def kill(self) -> None:
         # The agent ends its tasks when it reads the end of file, as over SSH.
-        self._closed = True
+        self._ended_by = self._ended_by or "us"
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._leave()
 
     def diagnosis(self) -> str:
-        words = self._words(0.0 if self._closed else WORDS_S)
+        words = self._words(0.0 if self._ended_by == "us" else WORDS_S)
         self._leave()
         return words

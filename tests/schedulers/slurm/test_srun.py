@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tfcluster.schedulers.slurm.srun import (
-    has_reason,
     meaning,
     own_words,
+    reason,
     step_argv,
     step_environ,
     words_about,
@@ -69,10 +69,11 @@ def test_what_a_step_says_of_one_host_is_found() -> None:
 
 def test_that_a_process_has_exited_is_no_reason() -> None:
     exited = "srun: error: node3: task 3: Exited with exit code 1"
-    assert not has_reason("")
-    assert not has_reason(exited)
-    assert has_reason(f"{exited}\ntfcluster: cannot store the agent")
-    assert has_reason("srun: error: node3: task 3: Killed")
+    assert reason("") == ""
+    assert reason(exited) == ""
+    why = "tfcluster: cannot store the agent"
+    assert reason(f"{exited}\n{why}") == reason(f"{why}\n{exited}") == why
+    assert reason("srun: error: node3: task 3: Killed").endswith("Killed")
 
 
 def test_a_component_is_named_where_there_are_several() -> None:

@@ -144,9 +144,10 @@ def own_words(words: str) -> str:
     return re.sub(r"^(?:srun|slurmstepd[^:]*): (?:error: )?", "", line).strip()
 
 
-def has_reason(words: str) -> bool:
-    """Whether these lines say more than that a process has exited."""
-    return any(not _EXITED.fullmatch(line) for line in words.splitlines())
+def reason(words: str) -> str:
+    """The last line that says more than that a process has exited; "" if none does."""
+    lines = [line for line in words.splitlines() if not _EXITED.fullmatch(line)]
+    return lines[-1] if lines else ""
 
 
 def words_about(words: str, host: str, task: int) -> str:

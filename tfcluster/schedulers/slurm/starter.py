@@ -20,7 +20,7 @@ from tfcluster.schedulers.process_channel import ConnectedChannel, ProcessChanne
 from tfcluster.schedulers.slurm import controller
 from tfcluster.schedulers.slurm.srun import (
     explained,
-    has_reason,
+    reason,
     step_argv,
     words_about,
 )
@@ -29,14 +29,11 @@ from tfcluster.schedulers.starting import AgentChannel
 
 STEP_END_S = 6.0
 """How long Slurm may take to end the processes of a step."""
-
-
 FIRST_S = 60.0
 """How long the first process may take to connect: after that, we assume that none can.
 A site's prolog may take long."""
 ALL_S = 120.0
 """How long the other processes may take, from the start of the step."""
-
 _POLL_S = 0.1
 _WORDS_BYTES = 1 << 16
 
@@ -88,8 +85,8 @@ class GroupStep:
         while True:
             over = time.monotonic() >= until_s or self._process.is_over()
             words = words_about(self._process.last_words(_WORDS_BYTES), host, task)
-            if over or has_reason(words):
-                return explained(words) or words.rpartition("\n")[2]
+            if (why := reason(words)) or over:
+                return explained(words) or why or words.rpartition("\n")[2]
             self._process.is_over(_POLL_S)
 
     def leave(self, host: str) -> None:
