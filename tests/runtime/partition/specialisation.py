@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.runtime.partition.installed import simulated_ranks
 from tests.runtime.partition.simulated import MORE, SIZES
-from tfcluster.runtime.partition.functions import parsed
+from tfcluster.runtime.partition.functions import all_nodes, parsed
 from tfcluster.runtime.partition.graph import Node, OpGraph
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import specialise
@@ -46,6 +48,28 @@ def test_shapes_are_known() -> None:
 
     shapes = [value.shape for value in _specialised(function, 4).outputs]
     assert shapes == [(36,), (4, 3), (4, 3), (12,)]
+
+
+def test_branches_are_in_one_order_whatever_that_of_the_attributes_is() -> None:
+    """A map of a parsed message has another order in each process.
+
+    Ranks that write down nodes in unlike orders would seem to differ.
+    """
+
+    def branches(x: Any) -> Any:
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.exp(x), lambda: tf.sin(x))
+
+    function = parsed(_traced(branches, ROWS).function_def)
+    (name,) = (n for n, each in function.nodes.items() if "If" in each.definition.op)
+    source = function.nodes[name]
+    attributes = sorted(source.definition.attr.items())
+    orders = []
+    for attr in dict(attributes), dict(reversed(attributes)):
+        definition: Any = SimpleNamespace(op=source.definition.op, attr=attr)
+        nodes = {name: replace(source, definition=definition)}
+        orders.append([each.op for each in all_nodes(replace(function, nodes=nodes))])
+    assert orders[0] == orders[1]
+    assert {"Exp", "Sin"} <= set(orders[0])
 
 
 def test_a_shape_that_varies_in_a_loop_is_not_known() -> None:

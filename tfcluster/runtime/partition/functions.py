@@ -96,7 +96,8 @@ def parsed(definition: ProtocolBuffer) -> Function:
     outputs = tuple(
         input_of(definition.ret[argument.name]) for argument in signature.output_arg
     )
-    must_run = tuple(definition.control_ret.values())
+    # Maps of protocol buffers have another order in each process.
+    must_run = tuple(name for _, name in sorted(definition.control_ret.items()))
     return Function(
         signature.name,
         tuple(argument.name for argument in signature.input_arg),
@@ -136,9 +137,9 @@ def all_nodes(function: Function) -> Iterator[ProtocolBuffer]:
 
 
 def _functions_of(node: ProtocolBuffer) -> Iterator[str]:
-    """The names of the functions that a node calls in some way."""
+    """The names of the functions that a node calls in some way, in one order."""
     yield node.op
-    for attribute in node.attr.values():
+    for _, attribute in sorted(node.attr.items()):
         if attribute.HasField("func"):
             yield attribute.func.name
         yield from (function.name for function in attribute.list.func)
