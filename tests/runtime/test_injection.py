@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from tests.kit.ranks import ROOT, Job, Jobs, Ranks
@@ -89,6 +90,9 @@ def test_ranks_draw_the_same_numbers(jobs: Mapping[str, Ranks]) -> None:
     ]
     assert drawn[0] == drawn[1] == drawn[2]
     assert drawn[0]["unseeded"] != drawn[0]["seeded"]
+    for kind in ("new", "helpers"):
+        numbers = np.ravel(drawn[0][kind])
+        assert len({*numbers}) == len(numbers) > 5
 
 
 _COLD = """

@@ -400,7 +400,7 @@ PLANTED = {
         "differs between rank 0 and rank 1",
     ),
     "unseeded data in a loop": (
-        DATA.replace("default_rng(0)", "default_rng()")
+        DATA.replace("default_rng(0)", "default_rng([*os.urandom(4)])")
         + MODEL
         + LOOP.replace("LOSS", MEAN),
         "weight",
@@ -412,7 +412,7 @@ PLANTED = {
         "by its rank or by the number of ranks",
     ),
     "unseeded data": (
-        DATA.replace("default_rng(0)", "default_rng()") + MODEL + FIT,
+        DATA.replace("default_rng(0)", "default_rng([*os.urandom(4)])") + MODEL + FIT,
         "weight",
         "the program is not deterministic",
     ),

@@ -71,6 +71,11 @@ DATASET_SAVE = Patch(
 SET_SEED = Patch(
     "tensorflow.random", "set_seed", "a different order of the data on each rank"
 )
+NON_DETERMINISTIC_INTS = Patch(
+    "tensorflow.python.ops.stateful_random_ops",
+    "non_deterministic_ints",
+    "generators without a seed that are equal on all ranks",
+)
 
 # --- files ----------------------------------------------------------------------------
 

@@ -151,8 +151,8 @@ def own_difference(again: Difference | None, first: Difference) -> str | None:
     at = _WHERE.get(again.kind, f"{name} after step {again.step}")
     return (
         f"the program is not deterministic: two runs of it in one process differ, too "
-        f"({at}). Give its random generators fixed seeds "
-        "(numpy.random.default_rng(7), not default_rng())"
+        f"({at}). Let nothing that it trains depend on a clock, os.urandom or the "
+        "order in which threads end"
     )
 
 

@@ -3,8 +3,11 @@
 """Random numbers of a program that sets no seed, and of one that does."""
 
 import json
+import multiprocessing
+import os
 import random
 import sys
+import tempfile
 
 import keras
 import numpy as np
@@ -22,6 +25,44 @@ def draw():
     ]
 
 
+def draw_from_new():
+    """From generators that are made without a seed, in helpers as well."""
+    random.seed()
+    np.random.seed()
+    generators = random.Random(), np.random.default_rng(), np.random.RandomState()
+    new = tf.random.Generator.from_non_deterministic_state()
+    uniform = [new.uniform([]), tf.random.get_global_generator().uniform([])]
+    return [
+        random.random(),
+        float(np.random.rand()),
+        *(float(generator.random()) for generator in generators),
+        *map(float, uniform),
+    ]
+
+
+def draw_in_helper(queue):
+    numbers = random.random(), random.Random().random(), np.random.default_rng()
+    queue.put((*numbers[:2], float(numbers[2].random())))
+
+
+def draw_in_helpers():
+    queue = FORK.Queue()
+    helpers = [FORK.Process(target=draw_in_helper, args=(queue,)) for _ in range(2)]
+    for helper in helpers:
+        helper.start()
+    drawn = sorted(queue.get() for _ in helpers)
+    for helper in helpers:
+        helper.join()
+    return drawn
+
+
+FORK = multiprocessing.get_context("fork")
+helpers = draw_in_helpers()
 unseeded = draw()
+if os.environ["TFCLUSTER_RANK"] == "0":
+    # A library makes generators on this rank only.
+    tempfile.TemporaryDirectory().cleanup()
+new = draw_from_new() + draw_from_new()
 keras.utils.set_random_seed(4)
-print(json.dumps({"unseeded": unseeded, "seeded": draw()}), file=sys.stdout)
+found = {"unseeded": unseeded, "new": new, "helpers": helpers, "seeded": draw()}
+print(json.dumps(found), file=sys.stdout)

@@ -94,15 +94,17 @@ class _Hook:
         has_numpy = "numpy" in sys.modules
         from tfcluster.runtime.task import child_interpreter
 
+        distributes_itself = _distributes_itself()
         if random_module is None:
             # The program has imported neither "random" nor, perhaps, numpy: the library
             # will, and this finder no longer sees it.
-            untouched = not _distributes_itself()
+            untouched = not distributes_itself
         else:
             untouched = state == random_module.getstate()
         child_interpreter.begin(
             seed_random=untouched,
-            seed_numpy=not (has_numpy or _distributes_itself()),
+            seed_numpy=not has_numpy,
+            distributes_itself=distributes_itself,
         )
 
     def _watched(

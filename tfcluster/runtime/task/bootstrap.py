@@ -22,6 +22,7 @@ from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Script, parse, run
 from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.task import injection
+from tfcluster.runtime.task.generators import seed_generators
 from tfcluster.runtime.task.import_hook import around_import
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.exit_status import cause
@@ -196,7 +197,7 @@ def _run(program: Script, context: Context) -> None:
     # Do this before the program's first line, which may set its own seed.
     if program_kind.is_tf1_script():
         if recording is not None:
-            injection.seed_generators(recording.seed)
+            seed_generators(recording.seed)
     elif context.trains or recording is not None:
         injection.begin(context)
     run(program)

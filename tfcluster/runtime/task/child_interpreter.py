@@ -7,30 +7,30 @@ agent, and takes over no function of the task, before it claims the task's rank.
 from __future__ import annotations
 
 import atexit
-import random
 import sys
 
 from tfcluster.runtime.scripts.run_script import Script, parse
 from tfcluster.runtime.task import bootstrap, injection
+from tfcluster.runtime.task.generators import seed_generators
 from tfcluster.runtime.telemetry.agent_channel import be_silent, reporter
 from tfcluster.runtime.telemetry.exit_status import cause
 
 
-def begin(*, seed_random: bool, seed_numpy: bool) -> None:
+def begin(*, seed_random: bool, seed_numpy: bool, distributes_itself: bool) -> None:
     """Install the runtime, at the beginning of the import of TensorFlow or Keras.
 
     ``seed_random`` and ``seed_numpy`` say whether to seed Python's and numpy's
-    generators, because they have not been used yet. Raises SystemExit if the
-    environment contradicts itself.
+    generators, because they have not been used yet. Generators are left alone if the
+    program ``distributes_itself``. Raises SystemExit if the environment contradicts
+    itself.
     """
     be_silent()
     context = bootstrap.own_context()
     if not context.trains and context.recording is None:
         return
-    if seed_random:
-        random.seed(injection.common_seed(context))
-    if seed_numpy:
-        injection.seed_numpy(injection.common_seed(context))
+    if not distributes_itself:
+        seed = injection.common_seed(context)
+        seed_generators(seed, python=seed_random, numpy=seed_numpy)
     atexit.register(_report_end)
     bootstrap.surround(_program(), context)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import functools
 import hmac
-import random
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +20,10 @@ from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.task.generators import (
+    seed_generators,
+    seed_tensorflow_generators,
+)
 from tfcluster.runtime.task.import_hook import around_import
 from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -68,23 +71,6 @@ def _silence_print() -> None:
     builtins.print = silent
 
 
-def seed_generators(seed: int) -> None:
-    """Seed Python's generator now, and numpy's when it is imported."""
-    random.seed(seed)
-    seed_numpy(seed)
-
-
-def seed_numpy(seed: int) -> None:
-    """Seed numpy's generator when numpy is imported, or now if it is."""
-
-    def seed_now() -> None:
-        import numpy as np
-
-        np.random.seed(seed)
-
-    around_import(("numpy",), before=lambda name: None, after=seed_now)
-
-
 def install(context: Context) -> None:
     """Make TensorFlow and Keras, imported or not, train on all ranks."""
     if not _concerns(context):
@@ -95,6 +81,7 @@ def install(context: Context) -> None:
 
         if not program_kind.distributes_itself():
             tf.random.set_seed(common_seed(context))
+            seed_tensorflow_generators()
         if context.options.transport == "tensorflow":
             from tfcluster.runtime import process_group
 
@@ -224,9 +211,10 @@ def _child() -> str:
     Children get different seeds, so that they do not all draw the same numbers.
     """
     process = sys.modules.get("multiprocessing.process")
-    if process is None or process.parent_process() is None:
-        return ""
-    return f" {process.current_process().name}"
+    # A child that is spawned has its name, but not yet its parent, while it imports the
+    # program.
+    name = "MainProcess" if process is None else process.current_process().name
+    return "" if name == "MainProcess" else f" {name}"
 
 
 def _concerns(context: Context) -> bool:
