@@ -19,6 +19,7 @@ from tfcluster.runtime.task.injection import common_seed, refuse_other_backends
 
 TRAININGS = [
     "other_model",
+    "other_shapes",
     "leaves",
     "never_trains",
 ]
@@ -62,6 +63,17 @@ def test_other_models_are_named_on_every_rank(jobs: Mapping[str, Ranks]) -> None
 
 
 @pytest.mark.tensorflow
+def test_batches_of_other_shapes_are_named_on_every_rank(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    ranks = jobs["other_shapes"]
+    assert ranks.exit_codes == [1, 1, 1]
+    for output in ranks.outputs:
+        assert "rank 0, 2: (4, 3); rank 1: (4, 4)" in output
+        assert "These are the shapes of their batches" in output
+
+
+@pytest.mark.tensorflow
 def test_who_still_trains_learns_who_has_left(jobs: Mapping[str, Ranks]) -> None:
     ranks = jobs["leaves"]
     assert ranks.exit_codes == [1, 0, 1]
@@ -88,6 +100,8 @@ def test_ranks_draw_the_same_numbers(jobs: Mapping[str, Ranks]) -> None:
         for line in output.splitlines()
         if line.startswith("{")
     ]
+    for own in zip(*(found.pop("own") for found in drawn), strict=True):
+        assert len({*own}) == 3
     assert drawn[0] == drawn[1] == drawn[2]
     assert drawn[0]["unseeded"] != drawn[0]["seeded"]
     for kind in ("new", "helpers"):

@@ -54,6 +54,17 @@ def other_model():
     model_of(4 + RANK % 2).fit(X, Y, verbose=0)
 
 
+def other_shapes():
+    """A function is traced for batches of another shape on rank 1."""
+    weight = tf.Variable(1.0)
+
+    @tf.function
+    def step(x):
+        weight.assign_sub(0.1 * tf.reduce_sum(x) / x.shape[1])
+
+    step(tf.ones((4, 3 + RANK % 2)))
+
+
 def leaves():
     """Rank 1 trains for only one epoch."""
     model_of().fit(X, Y, epochs=1 if RANK == 1 else 3, verbose=0)

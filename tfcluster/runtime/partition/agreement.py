@@ -12,6 +12,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +32,18 @@ from tfcluster.runtime.partition.variables import VariableCheck, Watched, digest
 from tfcluster.runtime.tensor_types import Tensor
 
 _CHIEF = 0
+
+
+class Agree(Protocol):
+    """Compares what all ranks are about to run; see ``Agreement.on``."""
+
+    def __call__(
+        self,
+        program: str,
+        inputs: Sequence[Tensor],
+        variables: Sequence[Watched],
+        exchanges: Sequence[str],
+    ) -> list[Tensor]: ...
 
 
 class Agreement:
@@ -123,6 +136,23 @@ class Agreement:
             )
             entry = self._signatures[program] = variables, Signature(program, words)
         return entry[1]
+
+
+def agree_on_shapes(agree: Agree, program: str, shapes: Sequence[str]) -> None:
+    """Compare the shapes for which the ranks have traced a program's function.
+
+    Raises CollectiveMismatchError if they differ: then not all ranks can compute the
+    chief's batch.
+    """
+    try:
+        agree(program, [], [], shapes)
+    except CollectiveMismatchError as error:
+        raise CollectiveMismatchError(
+            f"{error}. These are the shapes of their batches, for which the function "
+            "was traced, so a rank cannot compute the chief's batch. Let all ranks "
+            "read the same data in the same order, or give the function an "
+            "input_signature with None for what varies"
+        ) from None
 
 
 def joined(group: Group, program: str, batch: Sequence[Tensor]) -> list[ProgramInput]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import tensorflow as tf
+
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.tensor_types import ProtocolBuffer
 
@@ -106,6 +108,17 @@ def parsed(definition: ProtocolBuffer) -> Function:
         must_run,
         definition,
     )
+
+
+def traced_shapes(function: Function, places: Sequence[int]) -> list[str]:
+    """The shapes of arguments for which a function was traced, as far as it says so."""
+    attributes = function.definition.arg_attr
+    of_places = [attributes[place] for place in places if place in attributes]
+    return [
+        str(tf.TensorShape(shape))
+        for attribute in of_places
+        for shape in attribute.attr["_output_shapes"].list.shape
+    ]
 
 
 def called_function(node: ProtocolBuffer) -> str | None:

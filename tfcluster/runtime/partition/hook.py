@@ -13,10 +13,11 @@ import tensorflow as tf
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.agreement import Agree, agree_on_shapes
 from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.function_programs import FunctionPrograms
-from tfcluster.runtime.partition.functions import Function
+from tfcluster.runtime.partition.functions import Function, traced_shapes
 from tfcluster.runtime.partition.input_parts import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.own_rows import OwnRows
@@ -37,18 +38,6 @@ from tfcluster.runtime.tensor_types import Tensor
 
 Call = Callable[[Any, Any, Sequence[Tensor], int], Any]
 """``Context.call_function``: its context, a function's name, inputs, output count."""
-
-
-class Agree(Protocol):
-    """Compares what all ranks are about to run; see ``agreement.Agreement.on``."""
-
-    def __call__(
-        self,
-        program: str,
-        inputs: Sequence[Tensor],
-        variables: Sequence[Watched],
-        exchanges: Sequence[str],
-    ) -> list[Tensor]: ...
 
 
 Join = Callable[[str, Sequence[Tensor]], list[ProgramInput]]
@@ -167,7 +156,7 @@ class Hook:
             self._divided_inputs.begin(inputs)
             return original(context, name, tensors, outputs)
         with SIGNALS:
-            result = self._call(original, context, name, text, inputs, outputs)
+            result = self._call(original, context, text, inputs, outputs)
             if self._alone is not None:
                 self._alone.ended()
             return result
@@ -176,21 +165,20 @@ class Hook:
         self,
         original: Call,
         context: Any,
-        name: bytes | str,
-        text: str,
+        name: str,
         inputs: Sequence[Tensor],
         outputs: int,
     ) -> Any:
         self._busy.now = True
         pass_point()
         try:
-            programs = self._programs.of(text)
+            programs = self._programs.of(name)
             values = [self._input(tensor) for tensor in inputs]
             fetched = () if programs is None else programs.fetches
             self._divided_inputs.begin(inputs, fetched)
             if programs is None:
                 tensors = self._gathered(values)
-                with self._divided.made_whole(tensors, text) as rest:
+                with self._divided.made_whole(tensors, name) as rest:
                     return original(context, name, rest, outputs)
             taken: list[TakenBatch] = []
             ended: tf.errors.OutOfRangeError | None = None
@@ -428,6 +416,9 @@ class Hook:
         )
         # On all ranks, if on any.
         differs = any(new is not old for new, old in zip(agreed, own, strict=True))
+        if differs:
+            shapes = traced_shapes(programs.function, places)
+            agree_on_shapes(self._agree, programs.label, shapes)
         if differs and not all(is_compared):
             whole = [batch.if_it_differs() for batch in taken]
             values = values[:first]

@@ -75,9 +75,10 @@ def seed_tensorflow_generators() -> None:
 class _Entropy:
     """Bits for generators without a seed, in the order in which a module asks for them.
 
-    Each module has a sequence of its own, since some make generators on one rank only:
-    ``tempfile`` does when the chief saves a model. A forked process has other bits than
-    its parent, or all helpers of a program would draw the same numbers.
+    Each module has a sequence of its own, since some make generators on one rank only,
+    such as libraries that the chief saves files with. Python's own modules have none:
+    ``tempfile`` must find unlike names on the ranks. A forked process has other bits
+    than its parent, or all helpers of a program would draw the same numbers.
     """
 
     def __init__(self, seed: int) -> None:
@@ -90,7 +91,11 @@ class _Entropy:
         frame = sys._getframe(1)
         while frame.f_back and frame.f_globals.get("__name__") in _OWN_MODULES:
             frame = frame.f_back
-        module = str(frame.f_globals.get("__name__"))
+        return self._next(str(frame.f_globals.get("__name__")), count)
+
+    def _next(self, module: str, count: int) -> int:
+        if module.partition(".")[0] in sys.stdlib_module_names:
+            return random.SystemRandom().getrandbits(count)
         sequence = self._sequences.get(module)
         if sequence is None:
             key = f"generators of {module}, {self._seed}"
@@ -105,4 +110,4 @@ class _Entropy:
         self._forks = 0
         self._sequences.clear()
         # Python has just seeded it from the operating system.
-        random.seed()
+        random.seed(self._next(__name__, _SEED_BITS))
