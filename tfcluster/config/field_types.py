@@ -145,7 +145,7 @@ def _size_or_off(value: object) -> int | None:
         return None
     match = re.fullmatch(_SIZE, value) if isinstance(value, str) else None
     if match is None or not float(match[1]):
-        raise Misfit("a size, or off", "write a number and a unit, like 100MB or 2GB")
+        raise Misfit("a size, or off", f"write a number and {' or '.join(_SIZES)}")
     return int(float(match[1]) * _SIZES[match[2]])
 
 

@@ -71,8 +71,10 @@ def watched(
     for place, (name, tensor) in enumerate(zip(names, inputs, strict=True)):
         spec = tf_functions.variable_spec(tensor)
         if spec is not None and spec[0] not in (tf.string, tf.variant, tf.resource):
-            name = names_by_id.get(id(tensor), name)
-            variables.append(Watched(name, tensor, spec[0], place, spec[1]))
+            dtype, shape = spec
+            unnamed = f"a variable of {dtype.name} {shape}"
+            name = names_by_id.get(id(tensor), name) or unnamed
+            variables.append(Watched(name, tensor, dtype, place, shape))
     return variables
 
 

@@ -213,7 +213,8 @@ def _end(session: TrainingSession) -> None:
     session.warn(
         "nothing of this program was divided: every rank computed all of it. The "
         "result is right, but no faster than on one machine. Put a step of the "
-        "training into a function with @tf.function that gets a batch"
+        "training into a function with @tf.function that gets a batch, of at least one "
+        "row for each rank"
     )
     report.exchanged()
 
