@@ -103,12 +103,10 @@ SAVED_MODEL_SAVE = Patch(
     "tensorflow.saved_model", "save", "files written by the chief only"
 )
 SUMMARY_WRITER = Patch(
-    "tensorflow.summary", "create_file_writer", "event files written by the chief only"
-)
-SUMMARY_WRITER_2 = Patch(
-    "tensorflow.compat.v2.summary",
+    "tensorflow.summary",
     "create_file_writer",
     "event files written by the chief only",
+    how="function",
 )
 
 # --- functions ------------------------------------------------------------------------
@@ -139,46 +137,20 @@ TRACE = Patch(
 
 # --- variables ------------------------------------------------------------------------
 
-_VARIABLE = "tensorflow.python.ops.resource_variable_ops.ResourceVariable"
-_EAGER = "weights that are divided by rows, outside of functions"
-VARIABLE_READ = Patch(_VARIABLE, "_read_variable_op", _EAGER, how="inherited")
-VARIABLE_GATHER = Patch(_VARIABLE, "sparse_read", _EAGER, how="inherited")
-VARIABLE_ASSIGN = Patch(_VARIABLE, "assign", _EAGER, how="inherited")
-VARIABLE_UPDATES = tuple(
-    Patch(_VARIABLE, name, _EAGER, how="inherited")
-    for name in (
-        *("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update"),
-        *("scatter_mul", "scatter_div", "scatter_max", "scatter_min"),
-    )
+VARIABLE_CLASS = Patch(
+    "tensorflow.python.ops.resource_variable_ops.ResourceVariable",
+    "__class__",
+    "weights that are divided by rows, outside of functions",
+    how="object",
 )
 
 # --- strategies of TensorFlow's -------------------------------------------------------
 
-
-def _strategy(name: str) -> Patch:
-    refusal = "refusal of a second division of batches"
-    return Patch(f"tensorflow.distribute.{name}", "__init__", refusal)
-
-
-# The experimental names of the first two are the same class, and a derived one.
-STRATEGIES_OF_CLUSTERS = tuple(
-    _strategy(name)
-    for name in (
-        "MultiWorkerMirroredStrategy",
-        "ParameterServerStrategy",
-        "TPUStrategy",
-        "experimental.TPUStrategy",
-    )
-)
-STRATEGIES_OF_ONE_HOST = tuple(
-    _strategy(name)
-    for name in ("MirroredStrategy", "experimental.CentralStorageStrategy")
+NEW_STRATEGY = Patch(
+    "tensorflow.python.distribute.distribute_lib.StrategyBase",
+    "__new__",
+    "refusal of a second division of batches",
 )
 
-PATCHES = (
-    *(patch for patch in list(vars().values()) if isinstance(patch, Patch)),
-    *STRATEGIES_OF_CLUSTERS,
-    *STRATEGIES_OF_ONE_HOST,
-    *VARIABLE_UPDATES,
-)
+PATCHES = tuple(patch for patch in list(vars().values()) if isinstance(patch, Patch))
 TABLE = Table(PATCHES, program_kind.distributes_itself)

@@ -179,9 +179,3 @@ class EpochIterator(Protocol):
     steps_per_epoch: int | None
     steps_per_execution: int
     _distributed_dataset: Dataset
-
-
-class DistributionStrategy(Protocol):
-    """A ``tf.distribute.Strategy``."""
-
-    num_replicas_in_sync: int

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from functools import partial
+from types import new_class
 from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.divided_variables import (
     DividedVariable,
@@ -19,29 +21,53 @@ from tfcluster.runtime.partition.divided_variables import (
 )
 from tfcluster.runtime.tensor_types import Tensor
 
+_UPDATES = (
+    *("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update"),
+    *("scatter_mul", "scatter_div", "scatter_max", "scatter_min"),
+)
+
 
 class EagerTables:
     """The methods of ``tf.Variable`` for divided variables, outside of functions."""
 
     def __init__(self, tables: DividedVariables) -> None:
         self._tables = tables
+        self._classes: dict[type, type] = {}
 
-    def handler(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of this class in place of one of ``tf.Variable``."""
-        return partial(self._call, method)
+    def serve(self, variable: Any) -> None:
+        """Let a variable have these methods; its class is derived from its own."""
+        kind = type(variable)
+        derived = self._classes.get(kind)
+        if derived is None:
+            methods: dict[str, Callable[..., Any]] = {
+                "_read_variable_op": self.read,
+                "sparse_read": self.gather,
+                "assign": self.assign,
+                **{name: functools.partial(self.update, name) for name in _UPDATES},
+            }
+            body = {
+                name: self._override(method, getattr(kind, name))
+                for name, method in methods.items()
+            }
+            derived = new_class(
+                kind.__name__, (kind,), exec_body=lambda own: own.update(body)
+            )
+            self._classes[kind] = derived
+        tf_patches.TABLE.replace(tf_patches.VARIABLE_CLASS, variable, derived)
 
-    def _call(
-        self,
-        method: Callable[..., Any],
-        original: Callable[..., Any],
-        variable: Any,
-        *args: Any,
-        **keywords: Any,
-    ) -> Any:
-        table = self._tables.of(variable.handle) if tf.executing_eagerly() else None
-        if table is None:
-            return original(variable, *args, **keywords)
-        return method(table, variable, *args, **keywords)
+    def _override(
+        self, method: Callable[..., Any], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """A method of a derived class."""
+
+        @functools.wraps(original)
+        def override(variable: Any, *args: Any, **keywords: Any) -> Any:
+            table = self._tables.of(variable.handle) if tf.executing_eagerly() else None
+            if table is None:
+                return original(variable, *args, **keywords)
+            return method(table, variable, *args, **keywords)
+
+        return override
 
     def read(
         self, table: DividedVariable, variable: Any, *args: Any, **keywords: Any
@@ -73,7 +99,7 @@ class EagerTables:
                 f"{table.name} has the shape {table.shape}, and the value that is "
                 f"assigned {tuple(value.shape)}"
             )
-        self._tables.assign(table, partial(rows_of, value))
+        self._tables.assign(table, functools.partial(rows_of, value))
         return variable
 
     def update(

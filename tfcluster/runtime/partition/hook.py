@@ -179,7 +179,7 @@ class Hook:
             if programs is None:
                 tensors = self._gathered(values)
                 with self._divided.made_whole(tensors, name) as rest:
-                    return original(context, name, rest, outputs)
+                    return original(context, name.encode(), rest, outputs)
             taken: list[TakenBatch] = []
             ended: tf.errors.OutOfRangeError | None = None
             with self._as_one(programs, inputs):
@@ -207,7 +207,7 @@ class Hook:
                 own, batches = tensors[: len(inputs)], tensors[len(inputs) :]
                 rest = handed(programs.fetches, batches, own)
                 with self._divided.made_whole(rest, program.label) as rest:
-                    return original(context, name, rest, outputs)
+                    return original(context, name.encode(), rest, outputs)
             running: AbstractContextManager[None] = nullcontext()
             if program.written is not None:
                 running = self._running(program.label, program.written)

@@ -11,9 +11,8 @@ import atexit
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Concatenate, ParamSpec
 
 import keras
 import tensorflow as tf
@@ -34,7 +33,7 @@ from tfcluster.runtime.keras.train.divided_weights import DividedWeights
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
-from tfcluster.runtime.keras.types import DistributionStrategy, KerasVariable, Model
+from tfcluster.runtime.keras.types import KerasVariable, Model
 from tfcluster.runtime.partition import (
     input_pipelines,
     tf_datasets,
@@ -263,40 +262,51 @@ def watched(variables: Iterable[KerasVariable]) -> list[Watched]:
 # --- strategies of TensorFlow ---------------------------------------------------------
 
 
-_P = ParamSpec("_P")
+_OF_CLUSTERS = ("MultiWorkerMirroredStrategy", "ParameterServerStrategy", "TPUStrategy")
+_OF_ONE_HOST = ("MirroredStrategy", "CentralStorageStrategy")
 
 
 def refuse_strategies() -> None:
-    """Make the constructors of TensorFlow's strategies raise CollectiveError.
+    """Let TensorFlow's strategies raise CollectiveError when they are created.
 
     The replicas of such a strategy would all-reduce gradients among themselves, and
     each of them with the other ranks. A strategy with one replica changes nothing.
     """
-    for patch in tf_patches.STRATEGIES_OF_CLUSTERS:
-        # Refuse the strategy before it waits for other tasks at the ranks' addresses.
-        name = patch.target.rpartition(".")[2]
-        tf_patches.TABLE.install({patch: partial(_refuse, name)})
-    for patch in tf_patches.STRATEGIES_OF_ONE_HOST:
-        tf_patches.TABLE.install({patch: _refuse_replicas})
+    tf_patches.TABLE.install({tf_patches.NEW_STRATEGY: _new_strategy})
 
 
-def _refuse(name: str, *_: object, **__: object) -> None:
-    raise _refusal(name)
+def _new_strategy(
+    original: Callable[[type], object],
+    kind: type,
+    devices: Sequence[str] | None = None,
+    *_: object,
+    compute_devices: Sequence[str] | None = None,
+    **__: object,
+) -> object:
+    """A new strategy; no refused one waits for tasks at the ranks' addresses first."""
+    of_clusters = _public_name(kind, _OF_CLUSTERS)
+    if of_clusters:
+        raise _refusal(of_clusters)
+    of_one_host = _public_name(kind, _OF_ONE_HOST)
+    if of_one_host:
+        own = devices or compute_devices or tf.config.list_logical_devices("GPU")
+        if len(own) > 1:
+            raise _refusal(of_one_host)
+        reporter().warning(
+            f"{of_one_host} has one replica and changes nothing: tfcluster trains on "
+            "all ranks already"
+        )
+    return original(kind)
 
 
-def _refuse_replicas(
-    original: Callable[Concatenate[DistributionStrategy, _P], None],
-    strategy: DistributionStrategy,
-    *args: _P.args,
-    **kwargs: _P.kwargs,
-) -> None:
-    original(strategy, *args, **kwargs)
-    if strategy.num_replicas_in_sync > 1:
-        raise _refusal(type(strategy).__name__)
-    reporter().warning(
-        f"{type(strategy).__name__} has one replica and changes nothing: tfcluster "
-        "trains on all ranks already"
-    )
+def _public_name(kind: type, names: Sequence[str]) -> str | None:
+    """The name by which TensorFlow offers a strategy, if it is among these."""
+    for name in names:
+        for module in (tf.distribute, tf.distribute.experimental):
+            offered = getattr(module, name, None)
+            if offered is not None and issubclass(kind, offered):
+                return name
+    return None
 
 
 def _refusal(name: str) -> CollectiveError:

@@ -100,7 +100,6 @@ class ChiefOnlySaving:
             tf_patches.TABLE.install(
                 {
                     tf_patches.SUMMARY_WRITER: _no_writer,
-                    tf_patches.SUMMARY_WRITER_2: _no_writer,
                 },
                 always=True,
             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import keras
@@ -48,24 +47,15 @@ class DividedWeights:
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._tables = tables
+        self._eager = EagerTables(tables)
         self._undivided = undivided
         self._warn = warn
 
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process."""
-        eager = EagerTables(self._tables)
         checkpoints = DividedCheckpoints(self._tables, self._table_of)
         tf_patches.TABLE.install(
-            {
-                tf_patches.VARIABLE_READ: eager.handler(eager.read),
-                tf_patches.VARIABLE_GATHER: eager.handler(eager.gather),
-                tf_patches.VARIABLE_ASSIGN: eager.handler(eager.assign),
-                tf_patches.CHECKPOINT_SAVER: checkpoints.without_tables,
-                **{
-                    patch: eager.handler(partial(eager.update, patch.attribute))
-                    for patch in tf_patches.VARIABLE_UPDATES
-                },
-            }
+            {tf_patches.CHECKPOINT_SAVER: checkpoints.without_tables}
         )
         patches.TABLE.install(
             {
@@ -112,6 +102,7 @@ class DividedWeights:
         tf_functions.set_shape(own, shape)
         shard = Shard(0, shape[0])
         self._tables.add(variable.path, own.handle, shape, shard, pieces)
+        self._eager.serve(own)
 
     def _divides(self, shape: tuple[int, ...], dtype: DType) -> bool:
         has_enough = bool(shape) and shape[0] >= self._tables.ranks.size
