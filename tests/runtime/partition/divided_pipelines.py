@@ -141,6 +141,9 @@ PIPELINES: dict[str, Make] = {
         .map(augmented_again)
         .batch(8)
     ),
+    "with random numbers, and what a map has captured": lambda: (
+        lines().map(lambda line: numbered(line, augmented(image(line)))).batch(8)
+    ),
     "counted": lambda: (
         lines()
         .map(numbers)
@@ -169,6 +172,18 @@ def augmented(pixels: Any) -> Any:
     if tf.random.uniform([], seed=4) > 0.5:
         pixels = -pixels
     return noisy(pixels)
+
+
+WORDS = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(LINES[:9], np.arange(9)), -1
+)
+OFFSETS = tf.constant(np.arange(200.0), tf.float32)
+"""Too large for a constant in a graph."""
+
+
+def numbered(line: Any, of_line: tuple[Any, Any]) -> Any:
+    number = WORDS.lookup(line)
+    return of_line[0] + OFFSETS[number], number, of_line[1]
 
 
 def augmented_again(x: Any, size: Any) -> Any:

@@ -210,7 +210,7 @@ def _walk(
             captured += function.captured_inputs
             try:
                 drawing, element_map = _drawing_apart(stage, function)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, NotImplementedError) as error:
                 said = f"the function of map() cannot be rewritten: {error}"
                 raise _Undivided(said) from error
             stages.append(element_map)
@@ -245,7 +245,9 @@ def _drawing_apart(
 
     def rest(*tensors: Tensor) -> list[Tensor]:
         places = [tensor.name for tensor in (*own, *drawn, *closed_over)]
-        inputs = dict(zip(places, [*tensors, *captured], strict=True))
+        # The nodes of a graph cannot read tensors from outside of it.
+        inside = map(tf.compat.v1.get_default_graph().capture, captured)
+        inputs = dict(zip(places, [*tensors, *inside], strict=True))
         return _copied(graph, inputs, whole.outputs)
 
     specs = [tf.TensorSpec.from_tensor(tensor) for tensor in (*own, *drawn)]
