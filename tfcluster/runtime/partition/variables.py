@@ -226,8 +226,9 @@ class VariableCheck:
                     "numbers there?"
                 )
             self._warn(
-                "the ranks' processors round differently: variables differ in their "
-                "last bits, and all ranks continue with the chief's"
+                "the ranks round differently, because of their processors or because "
+                "TensorFlow optimizes a graph in more than one way: variables differ "
+                "in their last bits, and all ranks continue with the chief's"
             )
         variable.assign(values[0].reshape(own.shape))
 
