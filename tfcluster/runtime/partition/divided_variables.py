@@ -257,9 +257,10 @@ class DividedVariables:
             if is_whole and self.exceeds_limit(variable.shape, variable.dtype):
                 self._warn(
                     f"{variable.name} is larger than runtime.shard_tables, but every "
-                    "rank holds all of it: only weights of Keras with a row for each "
-                    "rank are divided. In place of a tf.Variable, use keras.Variable "
-                    "or a layer such as keras.layers.Embedding"
+                    "rank holds all of it: only weights of Keras that an initializer "
+                    "makes, with a row for each rank, are divided. Use a layer such as "
+                    "keras.layers.Embedding, or keras.Variable with an initializer and "
+                    "a shape"
                 )
 
     def note_whole(self, function: str, ops: Sequence[str]) -> None:
