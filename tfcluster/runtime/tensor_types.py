@@ -226,6 +226,7 @@ class Dataset(Protocol):
     _map_func: Any
     _num_parallel_calls: Tensor
     _preserve_cardinality: bool
+    _reshuffle_each_iteration: bool
 
     def _inputs(self) -> Sequence[Dataset]: ...
 

@@ -18,7 +18,7 @@ from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.data_service.client import data_service_client
-from tfcluster.runtime.keras.data import disable_autotune, per_worker
+from tfcluster.runtime.keras.data import per_worker, reading_ahead
 from tfcluster.runtime.keras.data.data_service_hooks import DataServiceHooks
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
 from tfcluster.runtime.keras.strategies import partitioned
@@ -44,7 +44,6 @@ def begin(context: Context) -> TrainingSession:
     ``context`` belongs to a task that trains. Raises CollectiveError if the strategy
     needs ps tasks and there are none, and what ``process_group.join`` raises.
     """
-    disable_autotune.install()
     SIGNALS.is_tracing = lambda: not tf.executing_eagerly()
     versions = {
         "Python": platform.python_version(),
@@ -59,6 +58,7 @@ def begin(context: Context) -> TrainingSession:
         chief=context.is_chief,
         divides=options.divides,
     )
+    reading_ahead.install(session.warn)
     if context.strategy is Strategy.LOCAL_SGD:
         _local_sgd(context, session)
     elif context.is_independent:

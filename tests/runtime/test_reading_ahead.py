@@ -15,9 +15,10 @@ import tempfile
 import time
 
 import tensorflow as tf
-from tfcluster.runtime.keras.data import disable_autotune
+from tfcluster.runtime.keras.data import reading_ahead
 
-disable_autotune.install()
+warnings = []
+reading_ahead.install(warnings.append)
 numbers = tf.data.Dataset.range(10).shuffle(10, seed=1)
 doubled = numbers.map(lambda x: 2 * x, num_parallel_calls=tf.data.AUTOTUNE).batch(4)
 asked = tf.data.Options()
@@ -47,6 +48,21 @@ for _ in range(2):
         time.sleep(0.01)
     del batches
 print(len(calls))
+
+def shuffled(**options):
+    return tf.data.Dataset.range(10).shuffle(10, **options)
+
+mapped = shuffled().repeat(3).map(tf.square)
+endless = shuffled().repeat().map(tf.square)
+unused = shuffled().repeat().batch(4)
+again = shuffled(reshuffle_each_iteration=False).repeat().map(tf.square)
+for *passes, count in (
+    (doubled, doubled, 0), (unused, unused, 0), (again, again, 0), (mapped, 0),
+    (mapped, 0), (mapped, mapped.take(1), 1), (endless, 1), (endless, 2),
+):
+    iterators = [iter(dataset) for dataset in passes]
+    assert len(warnings) == count, passes
+    del iterators
 """
 
 
