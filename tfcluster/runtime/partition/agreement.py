@@ -110,9 +110,9 @@ class Agreement:
             return list(inputs)
         self._warn(
             f"{program}: the ranks have different batches, so all of them compute the "
-            "chief's. Is the data shuffled with a seed of its own, or read in another "
-            "order on each host? If the program shards it by rank, remove shard(), or "
-            "set runtime.batch: per_worker"
+            "chief's. Is the data read in another order on each host, or drawn by "
+            "random ops in a parallel map()? If the program shards it by rank, remove "
+            "shard(), or set runtime.batch: per_worker"
         )
         pairs = zip(chief_arrays, inputs, strict=True)
         return [tf.constant(array, own.dtype) for array, own in pairs]

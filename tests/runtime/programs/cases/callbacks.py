@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import os
+import re
 import sys
 import tempfile
 import uuid
@@ -265,6 +267,23 @@ def case_summaries():
     writer.flush()
     writer.close()
     return {"steps": np.array(step)}
+
+
+def case_progress():
+    """What callbacks and the program itself see of the progress that Keras prints."""
+    x, y = data()
+    model, found = compiled(classifier()), []
+
+    class Shown(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            found.append(self.params["verbose"])
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        model.fit(x, y, epochs=2, verbose=2, callbacks=[Shown()])
+        model.evaluate(x, y, verbose=2)
+    losses = re.findall(r"loss: ([0-9.]+)", text.getvalue())
+    return {"shown": np.array(found), "losses": np.array(losses, float)}
 
 
 def case_unwritable():

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class ChiefOnlySaving:
             )
         Downloads(context()).install()
         if not self._session.chief:
-            patches.TABLE.install({patches.PRINT_MSG: _say_nothing})
+            patches.TABLE.install({patches.PRINT_MSG: _print_captured})
 
     def chief_only(
         self, act: Callable[[], T], what: str, name: RankPath | None = None
@@ -322,8 +323,10 @@ def _no_writer(original: Callable[..., object], *args: Any, **kwargs: Any) -> ob
     return tf.summary.create_noop_writer()
 
 
-def _say_nothing(original: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-    """Print nothing: the chief prints it already."""
+def _print_captured(original: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Print only what the program captures: the chief prints the rest for all."""
+    if sys.stdout is not sys.__stdout__:
+        original(*args, **kwargs)
 
 
 def _of_this_rank(

@@ -156,7 +156,6 @@ class PartitionedModels:
         def change(callbacks: Sequence[Callback]) -> list[Callback]:
             return [*self.around(callbacks), FitPosition(self._session.reporter)]
 
-        self._print_on_the_chief(arguments)
         with (
             changed_callbacks(arguments.get("callbacks"), model, change) as changed,
             translated(),
@@ -186,7 +185,6 @@ class PartitionedModels:
             tracer = self._session.group.tracer
             callbacks = bound.arguments.get("callbacks")
             bound.arguments["callbacks"] = for_evaluation(callbacks, self._session)
-            self._print_on_the_chief(bound.arguments)
         what = f"{original.__name__} of {model.name}"
         with translated(), self._running(model), span(tracer, KERAS, what):
             return original(*bound.args, **bound.kwargs)
@@ -199,8 +197,3 @@ class PartitionedModels:
                 yield
             finally:
                 self._models.remove(model)
-
-    def _print_on_the_chief(self, arguments: dict[str, Any]) -> None:
-        """Let only the chief print the progress of a call."""
-        if not self._session.chief:
-            arguments["verbose"] = 0
