@@ -50,10 +50,12 @@ def test_without_a_cluster_only_this_host_is_exempt(config: str | None) -> None:
     assert changes["no_grpc_proxy"] == "localhost,127.0.0.1,::1"
 
 
-def test_threads_are_limited_unless_the_user_says_otherwise() -> None:
-    given = {"TFCLUSTER_INTRA_OP_THREADS": "2"}
-    assert env({}, **given)["TF_NUM_INTRAOP_THREADS"] == "2"
-    own = {"TF_NUM_INTRAOP_THREADS": "5"}
-    assert "TF_NUM_INTRAOP_THREADS" not in env(own, **given)
-    assert env({}, **given, **own)["TF_NUM_INTRAOP_THREADS"] == "5"
-    assert "TF_NUM_INTRAOP_THREADS" not in env({})
+@pytest.mark.parametrize("kind", ["INTRA", "INTER"])
+def test_threads_are_limited_unless_the_user_says_otherwise(kind: str) -> None:
+    given = {f"TFCLUSTER_{kind}_OP_THREADS": "2"}
+    name = f"TF_NUM_{kind}OP_THREADS"
+    assert env({}, **given)[name] == "2"
+    own = {name: "5"}
+    assert name not in env(own, **given)
+    assert env({}, **given, **own)[name] == "5"
+    assert name not in env({})

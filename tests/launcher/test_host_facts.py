@@ -11,7 +11,7 @@ from tfcluster.launcher.host_facts import choose_address, resolve, threads_env
 from tfcluster.plan.compose import TaskSpec, compose
 from tfcluster.plan.model import Allocation, Host
 from tfcluster.plan.placement import place
-from tfcluster.protocol.wire import INTRA_OP_THREADS
+from tfcluster.protocol.wire import INTER_OP_THREADS, INTRA_OP_THREADS
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,5 @@ def test_all_ranks_have_the_threads_of_the_smallest_share(
     workers: int, slots: tuple[int, ...], cpus: dict[str, int], expected: str | None
 ) -> None:
     found = threads_env(specs(workers, slots, cpus))
-    assert found == ({} if expected is None else {INTRA_OP_THREADS: expected})
+    names = [INTRA_OP_THREADS, *([INTER_OP_THREADS] if len(slots) == 1 else [])]
+    assert found == ({} if expected is None else dict.fromkeys(names, expected))

@@ -12,12 +12,15 @@ from contextlib import contextmanager
 
 from tfcluster.agent.file_names import local_name, raw
 from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.protocol.wire import INTRA_OP_THREADS
+from tfcluster.protocol.wire import INTER_OP_THREADS, INTRA_OP_THREADS
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """The variables by which gRPC finds a proxy; it prefers ``no_grpc_proxy``."""
 _NO_GRPC_PROXY = "no_grpc_proxy"
-_THREADS = "TF_NUM_INTRAOP_THREADS"
+_THREADS = {
+    INTRA_OP_THREADS: "TF_NUM_INTRAOP_THREADS",
+    INTER_OP_THREADS: "TF_NUM_INTEROP_THREADS",
+}
 
 Changes = Mapping[str, str | None]
 
@@ -31,9 +34,9 @@ def adapted(base: Mapping[bytes, bytes], changes: Changes) -> dict[str, str | No
             return adapted_changes[name] or ""
         return os.fsdecode(base.get(raw(name), b""))
 
-    threads = value(INTRA_OP_THREADS)
-    if threads and not value(_THREADS):
-        adapted_changes[_THREADS] = threads
+    for given, name in _THREADS.items():
+        if (threads := value(given)) and not value(name):
+            adapted_changes[name] = threads
     if any(map(value, _PROXIES)):
         # TensorFlow's servers use gRPC, which would ask the proxy for the other tasks.
         exempt = value(_NO_GRPC_PROXY) or value("no_proxy")

@@ -13,7 +13,7 @@ from tfcluster.plan.compose import TaskSpec
 from tfcluster.plan.host_patterns import fold
 from tfcluster.plan.model import Host
 from tfcluster.protocol.messages import Hello
-from tfcluster.protocol.wire import INTRA_OP_THREADS
+from tfcluster.protocol.wire import INTER_OP_THREADS, INTRA_OP_THREADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,20 +182,20 @@ def resolve(name: str) -> tuple[str, ...]:
 
 
 def threads_env(specs: Iterable[TaskSpec]) -> dict[str, str | None]:
-    """The number of threads in which each rank computes an operation.
+    """The number of threads in which each rank computes an operation, or several.
 
     It is the same for all ranks, because the bits of a product depend on it. Empty if
-    each rank has a host to itself, or the cores of a host are unknown.
+    each rank has a host to itself, or the cores of a host are unknown. Between hosts,
+    operations go on while others wait for the network: their number is not limited.
     """
-    shares = [
-        (spec.place.host.cpus or 0) / spec.place.local_size
-        for spec in specs
-        if spec.place.rank is not None
-    ]
-    alone = all(spec.place.local_size < 2 for spec in specs)
-    if alone or not shares or not all(shares):
+    places = [spec.place for spec in specs if spec.place.rank is not None]
+    shares = [(place.host.cpus or 0) / place.local_size for place in places]
+    if all(place.local_size < 2 for place in places) or not all(shares):
         return {}
-    return {INTRA_OP_THREADS: str(max(1, int(min(shares))))}
+    threads = str(max(1, int(min(shares))))
+    names = (INTRA_OP_THREADS, INTER_OP_THREADS)
+    hosts = {place.host.name for place in places}
+    return dict.fromkeys(names if len(hosts) == 1 else names[:1], threads)
 
 
 CLOCK_S = 1.0

@@ -311,9 +311,7 @@ def uses_tensorflow(program: Program, workdir: Path) -> bool:
     if kind == "-m":
         return True
     script = workdir / kind
-    if script.is_dir():
-        return True
-    return _mentions(script, _MENTION)
+    return script.is_dir() or _mentions(script, _MENTION)
 
 
 def module_uses_tensorflow(file: Path) -> bool:

@@ -120,9 +120,7 @@ def _obstacle(runtime: Runtime) -> str:
         return "runtime.shards adds gradients in its own order"
     if runtime.shard_tables is not None:
         return "runtime.shard_tables needs it"
-    if runtime.error_feedback:
-        return "runtime.error_feedback needs it"
-    return ""
+    return "runtime.error_feedback needs it" if runtime.error_feedback else ""
 
 
 BOOTSTRAP = "tfcluster.runtime.task.bootstrap"

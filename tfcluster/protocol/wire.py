@@ -26,7 +26,8 @@ BLAMES_WRAPPER = {78: UNFORKABLE, 79: UNUSABLE}
 tasks cannot be forked from it, or cannot run in it at all."""
 
 INTRA_OP_THREADS = "TFCLUSTER_INTRA_OP_THREADS"
-"""The variable with the number of threads of an operation, unless the user sets one."""
+INTER_OP_THREADS = "TFCLUSTER_INTER_OP_THREADS"
+"""The variables with the default numbers of threads in, and for, operations."""
 
 WORKDIR = "${TFCLUSTER_WORKDIR}"
 """Stands for the host's working directory in the texts of requirements."""

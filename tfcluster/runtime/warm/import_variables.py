@@ -35,6 +35,7 @@ READ_LATE = frozenset(
         "TF_GRPC_REUSE_PORT",
         "TF_FORCE_GPU_ALLOW_GROWTH",
         "TF_NUM_INTRAOP_THREADS",
+        "TF_NUM_INTEROP_THREADS",
         "CUDA_VISIBLE_DEVICES",
     }
 )
