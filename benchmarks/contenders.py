@@ -18,7 +18,7 @@ from typing import Protocol
 
 from benchmarks.measure import HERE, tfcluster
 from benchmarks.rigs import USER, Bench
-from benchmarks.trainers.workload import BEGAN
+from benchmarks.trainers.workload import BEGAN, OWN_CORES
 from tests.rigs.testbed.host import Login
 
 TRAINERS = HERE / "trainers"
@@ -74,7 +74,11 @@ class Layout:
     def variables(self, cores: int) -> dict[str, str]:
         """The variables that set the threads of TensorFlow, PyTorch and JAX."""
         names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "PJRT_NPROC")
-        return {name: str(self.threads(cores)) for name in names}
+        found = {name: str(self.threads(cores)) for name in names}
+        if self.gbit is not None:
+            # Else a host would compute on the cores of one that waits for the network.
+            found[OWN_CORES] = str(self.threads(cores))
+        return found
 
     def cores(self, cores: int) -> int:
         """How many of the machine's cores the ranks can use."""

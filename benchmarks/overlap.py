@@ -1,9 +1,9 @@
 """A step of training between hosts of a test rig whose cables have a limited rate.
 
 It is compared with torch DDP over gloo, with the same step without exchange, and with
-the time that the gradients need on the wire. Hosts are namespaces on this machine: they
-share its cores, but each has its own cable, limited in both directions by ``tc qdisc
-tbf`` with a burst of 256 KiB.
+the time that the gradients need on the wire. Hosts are namespaces on this machine. Each
+has its own part of the cores, while there are enough, and its own cable, limited in
+both directions by ``tc qdisc tbf`` with a burst of 256 KiB.
 
     python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp ...]
         [--only NAME ...] [--rounds 3] [--steps 10] [--phases]

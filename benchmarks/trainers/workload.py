@@ -19,6 +19,8 @@ Array = npt.NDArray[Any]
 
 BEGAN = "BENCH_BEGAN"
 """The environment variable with the time at which the command was started."""
+OWN_CORES = "BENCH_CORES"
+"""The environment variable with the number of cores that each rank has to itself."""
 COUNTS, CATEGORIES, TABLE_ROWS = 13, 8, 20_000
 """The columns of the DLRM's input: numbers, and rows of tables of this height."""
 WORDS, VOCABULARY = 48, 5_000
@@ -106,8 +108,19 @@ def parse(argv: Sequence[str] | None = None) -> Workload:
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
     given = parser.parse_args(argv)
+    if OWN_CORES in os.environ:
+        _take_cores(int(os.environ[OWN_CORES]))
     batch = given.batch or TASKS[given.model].batch
     return Workload(given.model, batch, given.steps, given.blocks, given.optimizer)
+
+
+def _take_cores(count: int) -> None:
+    """Run on cores that no other rank uses, as if this host had no more of them."""
+    rank = int(os.environ.get("TFCLUSTER_RANK") or os.environ.get("RANK") or 0)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(
+        0, {cores[(rank * count + place) % len(cores)] for place in range(count)}
+    )
 
 
 def place() -> tuple[int, int]:

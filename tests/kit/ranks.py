@@ -236,7 +236,6 @@ def _start(descriptor: int) -> None:
         "TF_CPP_MIN_LOG_LEVEL": "2",
         # Several ranks share few cores: more threads would only compete for them.
         "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
     }
     if os.environ.get("TFCLUSTER_TEST_GPU") == "1":
         env |= {

@@ -80,9 +80,15 @@ def specs(
         (2, (3,), {}, None),
     ],
 )
+@pytest.mark.parametrize("transport", ["host", "tensorflow"])
 def test_all_ranks_have_the_threads_of_the_smallest_share(
-    workers: int, slots: tuple[int, ...], cpus: dict[str, int], expected: str | None
+    workers: int,
+    slots: tuple[int, ...],
+    cpus: dict[str, int],
+    expected: str | None,
+    transport: str,
 ) -> None:
-    found = threads_env(specs(workers, slots, cpus))
-    names = [INTRA_OP_THREADS, *([INTER_OP_THREADS] if len(slots) == 1 else [])]
+    found = threads_env(specs(workers, slots, cpus), transport)
+    both = len(slots) == 1 and transport == "host"
+    names = [INTRA_OP_THREADS, *([INTER_OP_THREADS] if both else [])]
     assert found == ({} if expected is None else dict.fromkeys(names, expected))

@@ -181,12 +181,12 @@ def resolve(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-def threads_env(specs: Iterable[TaskSpec]) -> dict[str, str | None]:
+def threads_env(specs: Iterable[TaskSpec], transport: str) -> dict[str, str | None]:
     """The number of threads in which each rank computes an operation, or several.
 
     It is the same for all ranks, because the bits of a product depend on it. Empty if
-    each rank has a host to itself, or the cores of a host are unknown. Between hosts,
-    operations go on while others wait for the network: their number is not limited.
+    each rank has a host to itself, or the cores of a host are unknown. Operations go on
+    while others wait for the network, or in collective ops: there, all have threads.
     """
     places = [spec.place for spec in specs if spec.place.rank is not None]
     shares = [(place.host.cpus or 0) / place.local_size for place in places]
@@ -194,8 +194,8 @@ def threads_env(specs: Iterable[TaskSpec]) -> dict[str, str | None]:
         return {}
     threads = str(max(1, int(min(shares))))
     names = (INTRA_OP_THREADS, INTER_OP_THREADS)
-    hosts = {place.host.name for place in places}
-    return dict.fromkeys(names if len(hosts) == 1 else names[:1], threads)
+    both = transport != "tensorflow" and len({p.host.name for p in places}) == 1
+    return dict.fromkeys(names if both else names[:1], threads)
 
 
 CLOCK_S = 1.0

@@ -88,7 +88,7 @@ class TaskStarts:
         facts = _StartFacts(
             cluster=cluster,
             parameter_ports=hosts.parameter_ports(),
-            threads=threads_env(specs),
+            threads=threads_env(specs, self._job.description.runtime.transport),
             peers=",".join(hosts.peers()) if closed else None,
         )
         now_s, events = time.monotonic(), list[Event]()
