@@ -15,7 +15,7 @@ import tempfile
 import time
 
 import tensorflow as tf
-from tfcluster.runtime.keras.data import reading_ahead
+from tfcluster.runtime.partition import reading_ahead
 
 warnings = []
 reading_ahead.install(warnings.append)

@@ -92,11 +92,6 @@ NAMES = (
             "zip_op._ZipDataset",
         )
     ),
-    *names(
-        "tensorflow.python.data.ops.shuffle_op._ShuffleDataset.__init__",
-        "a warning about reading ahead",
-        "_reshuffle_each_iteration",
-    ),
     *names(f"{_FUNCTION}.__init__", "tf.function without XLA", "_jit_compile"),
     *names(_FUNCTION, "tf.function without XLA", "_clone"),
     *names(
@@ -280,11 +275,6 @@ def variant_of(dataset: Dataset) -> Tensor:
 def kind_of(dataset: Dataset) -> str:
     """The kind of a dataset, such as ``Batch`` or ``Map``: a part of its class name."""
     return type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
-
-
-def reshuffles(dataset: Dataset) -> bool:
-    """Whether what ``shuffle`` made has another order in each pass."""
-    return bool(dataset._reshuffle_each_iteration)
 
 
 # --- functions and graphs -------------------------------------------------------------

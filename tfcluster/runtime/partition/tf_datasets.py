@@ -31,6 +31,7 @@ NAMES = (
             ("map_op._ParallelMapDataset", (*_MAP, *_PARALLEL)),
             ("prefetch_op._PrefetchDataset", ("_buffer_size",)),
             ("repeat_op._RepeatDataset", ("_count",)),
+            ("shuffle_op._ShuffleDataset", ("_reshuffle_each_iteration",)),
             ("skip_op._SkipDataset", ("_count",)),
             ("take_op._TakeDataset", ("_count",)),
         )
@@ -69,6 +70,11 @@ class OwnedIterator(Protocol):
 def count_of(dataset: Dataset) -> int:
     """The argument of the ``repeat``, ``take`` or ``skip`` that made a dataset."""
     return int(dataset._count)
+
+
+def reshuffles(dataset: Dataset) -> bool:
+    """Whether what ``shuffle`` made has another order in each pass."""
+    return bool(dataset._reshuffle_each_iteration)
 
 
 def buffer_size_of(dataset: Dataset) -> int:

@@ -18,7 +18,7 @@ from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.data_service.client import data_service_client
-from tfcluster.runtime.keras.data import per_worker, reading_ahead
+from tfcluster.runtime.keras.data import per_worker
 from tfcluster.runtime.keras.data.data_service_hooks import DataServiceHooks
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
 from tfcluster.runtime.keras.strategies import partitioned
@@ -32,6 +32,7 @@ from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.parameter_server.progress import StepNotes
+from tfcluster.runtime.partition import reading_ahead
 from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import require_first

@@ -115,7 +115,7 @@ def _repeated_shuffle(dataset: Dataset) -> tuple[Dataset | None, bool]:
     counts: list[int] = []
     while len(inputs := tf_internals.inputs_of(dataset)) == 1:
         kind = tf_internals.kind_of(dataset)
-        if kind == "Shuffle" and tf_internals.reshuffles(dataset):
+        if kind == "Shuffle" and tf_datasets.reshuffles(dataset):
             return (dataset if is_used and counts else None), -1 in counts
         is_used |= kind.removeprefix("Parallel") in ("Map", "Prefetch")
         if kind == "Repeat":
