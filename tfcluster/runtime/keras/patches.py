@@ -51,19 +51,19 @@ ONE_OPTIMIZER_LOCAL = Patch(
 MODEL_FIT = Patch(
     "keras.Model",
     "fit",
-    "callbacks in step, files and progress of the chief only",
+    "callbacks in step, files of the chief only",
     how="inherited",
 )
 MODEL_EVALUATE = Patch(
     "keras.Model",
     "evaluate",
-    "progress of the chief only, files of callbacks",
+    "files of callbacks",
     how="inherited",
 )
 MODEL_PREDICT = Patch(
     "keras.Model",
     "predict",
-    "progress of the chief only, files of callbacks",
+    "files of callbacks",
     how="inherited",
 )
 MODEL_TRAIN_ON_BATCH = Patch(

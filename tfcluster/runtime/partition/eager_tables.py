@@ -34,7 +34,7 @@ class EagerTables:
         self._tables = tables
         self._classes: dict[type, type] = {}
 
-    def serve(self, variable: Any) -> None:
+    def replace_methods(self, variable: Any) -> None:
         """Let a variable have these methods; its class is derived from its own."""
         kind = type(variable)
         derived = self._classes.get(kind)

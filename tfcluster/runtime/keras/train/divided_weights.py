@@ -102,7 +102,7 @@ class DividedWeights:
         tf_functions.set_shape(own, shape)
         shard = Shard(0, shape[0])
         self._tables.add(variable.path, own.handle, shape, shard, pieces)
-        self._eager.serve(own)
+        self._eager.replace_methods(own)
 
     def _divides(self, shape: tuple[int, ...], dtype: DType) -> bool:
         has_enough = bool(shape) and shape[0] >= self._tables.ranks.size
