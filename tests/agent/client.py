@@ -134,6 +134,11 @@ class Agent:
     def log(self, task: str) -> Path:
         return self.folder / "logs" / f"{task.replace(':', '-')}.log"
 
+    def output(self, task: str) -> str:
+        """What the task has printed so far; its first output makes the log file."""
+        log = self.log(task)
+        return log.read_text() if log.exists() else ""
+
     def stop(self, *tasks: str, grace_s: float = 5.0, signal: str = "TERM") -> None:
         self.send(type="stop", tasks=list(tasks), grace_s=grace_s, signal=signal)
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -183,19 +182,14 @@ while True:
 """
 
 
-def _said(log: Path, word: str) -> bool:
-    return log.exists() and word in log.read_text()
-
-
 def test_who_was_told_to_end_has_no_intruder(agent: Agent) -> None:
     """A server that ends may have let go of its port before it is gone."""
     ports = hold(agent, 2)
     for index, port in enumerate(ports):
         agent.start(f"ps:{index}", PYTHON, "-c", STAYS, port=port, listens=True)
-    for index in range(2):
-        eventually(partial(_said, agent.log(f"ps:{index}"), "ready"), "both run")
+    eventually(lambda: agent.output("ps:0") and agent.output("ps:1"), "both run")
     agent.stop("ps:0", grace_s=60)
-    eventually(partial(_said, agent.log("ps:0"), "told"), "it was told")
+    eventually(lambda: "told" in agent.output("ps:0"), "it was told")
     with squatting(ports[0]), squatting(ports[1]):
         # In the same passes, the agent looks at the ports of both.
         agent.wait("intruder", task="ps:1", timeout_s=20)
@@ -273,7 +267,7 @@ def test_a_task_on_the_port_of_another_is_an_intruder(agent: Agent) -> None:
     agent.start("w:1", *argv, port=ports[1], watched=True)
     other = agent.wait("started", task="w:1")["pid"]
     # The agent stops looking at a port once its task is the only listener there.
-    eventually(lambda: "up" in agent.log("w:1").read_text(), "w:1 listens")
+    eventually(lambda: "up" in agent.output("w:1"), "w:1 listens")
     agent.start("w:0", *argv, port=ports[0], watched=True)
     assert agent.wait("intruder", task="w:0", timeout_s=20)["pid"] == other
 

@@ -42,13 +42,10 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 def said(agent: Agent, task: str, lines: int = 1) -> list[str]:
     """Wait for the first lines that a task prints, and return them."""
-    log = agent.log(task)
-
-    def there() -> bool:
-        return log.exists() and log.read_text().count("\n") >= lines
-
-    eventually(there, f"{lines} lines of {task}")
-    return log.read_text().splitlines()[:lines]
+    eventually(
+        lambda: agent.output(task).count("\n") >= lines, f"{lines} lines of {task}"
+    )
+    return agent.output(task).splitlines()[:lines]
 
 
 def test_term_is_enough_for_most(agent: Agent) -> None:
@@ -211,7 +208,7 @@ def test_leftovers_of_a_stopped_task_keep_the_grace(agent: Agent) -> None:
     said(agent, "w:0", 2)
     agent.stop("w:0", grace_s=8)
     assert agent.wait("exited")["code"] == 7
-    eventually(lambda: "saved" in agent.log("w:0").read_text(), "the child has saved")
+    eventually(lambda: "saved" in agent.output("w:0"), "the child has saved")
     assert agent.close() == 0
     assert not [f for f in agent.frames if f["type"] == "swept"]
 

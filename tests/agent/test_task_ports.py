@@ -118,8 +118,7 @@ def test_a_second_listener_is_guarded_as_well(agent: Agent) -> None:
     port = start(agent, PEERS)
     eventually(lambda: rejected(port), "the guard")
     (agent.folder / "again").touch()
-    log = agent.log("worker:0")
-    eventually(lambda: "again" in log.read_text(), "the second listener")
+    eventually(lambda: "again" in agent.output("worker:0"), "the second listener")
     eventually(lambda: rejected(port) and connects(port, "127.0.0.2"), "its guard")
 
 
