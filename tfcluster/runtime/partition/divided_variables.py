@@ -268,7 +268,7 @@ class DividedVariables:
         if ops:
             self._warn(
                 f"{function} needs all rows of weights that are divided, so each rank "
-                f"makes them whole in each call, for the ops {', '.join(ops[:3])}"
+                f"makes them whole in each call, for {', '.join(ops)}"
             )
 
     @contextmanager

@@ -14,7 +14,7 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import Function, all_nodes, function_named
 from tfcluster.runtime.partition.programs import Programs, RankProgram
 from tfcluster.runtime.partition.rules.random import is_draw
-from tfcluster.runtime.partition.script_lines import line_of
+from tfcluster.runtime.partition.script_lines import described
 
 
 class FunctionPrograms:
@@ -114,14 +114,12 @@ def _left_by_xla(program: RankProgram) -> str:
     """Which op of a program runs without XLA, though the script asks for it."""
     assert program.xla is not None
     first, *others = program.xla.left
-    line = line_of(first.node, program.function)
-    place = "" if line is None else f" in {line}"
     more = f" (and {len(others)} more)" if others else ""
     draws = any(is_draw(left.node.type) for left in program.xla.left)
     numbers = "; the random numbers it draws are not those of XLA" if draws else ""
     return (
         f"{program.label} runs without XLA in part, though jit_compile is set: "
-        f"{first.node.type}{place}{more}: {first.reason}{numbers}"
+        f"{described(first.node, program.function)}{more}: {first.reason}{numbers}"
     )
 
 

@@ -30,6 +30,7 @@ from tfcluster.runtime.partition.programs import (
     gather,
 )
 from tfcluster.runtime.partition.rewrite import Written
+from tfcluster.runtime.partition.script_lines import described
 from tfcluster.runtime.partition.table_lookups import made_whole
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
@@ -476,7 +477,9 @@ class Hook:
 
     def _note(self, program: RankProgram) -> None:
         if program.placed is not None:
-            self._divided.note_whole(program.label, made_whole(program.placed))
+            nodes = made_whole(program.placed)
+            ops = [described(node, program.function) for node in nodes[:3]]
+            self._divided.note_whole(program.label, ops)
 
 
 def _wholes(taken: Sequence[TakenBatch]) -> list[Tensor]:

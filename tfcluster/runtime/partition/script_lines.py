@@ -66,6 +66,12 @@ def line_of(node: Node, function: str) -> ScriptLine | None:
     return next((line for line in reversed(lines) if is_of_the_script(line.file)), None)
 
 
+def described(node: Node, function: str) -> str:
+    """The type of a node, and its line if that is known; see ``line_of``."""
+    line = line_of(node, function)
+    return node.type if line is None else f"{node.type} in {line}"
+
+
 def _place_of(origin: Sequence[str], function: str) -> tuple[str, str] | None:
     """The name of the function that has a node itself, and the node's name there."""
     words = iter(origin)

@@ -84,17 +84,17 @@ def _gather_from_handle(node: Node, after: dict[Node, list[Node]]) -> None:
     after.setdefault(node, []).extend(later)
 
 
-def made_whole(placed: Placed) -> list[str]:
+def made_whole(placed: Placed) -> list[Node]:
     """The ops for which ranks make all rows of a divided variable, or as many."""
     rows = placed.table_rows
-    names = [
-        node.name
+    nodes = [
+        node
         for node, plan in placed.plans.items()
         for value, want in zip(node.inputs, plan.want, strict=not node.is_folded)
         if want == REPLICATE and _is_table(value, placed.placements[value], rows)
     ]
     bodies = (body for bodies in placed.bodies.values() for body in bodies)
-    return [*names, *(name for body in bodies for name in made_whole(body))]
+    return [*nodes, *(node for body in bodies for node in made_whole(body))]
 
 
 def _is_table(value: Value, placement: Placement, rows: frozenset[int]) -> bool:
