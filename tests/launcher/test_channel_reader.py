@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from tests.kit.waiting import eventually
 from tests.protocol.kinds import example
 from tfcluster import __version__
 from tfcluster.launcher.agent_connection import (
@@ -205,9 +206,7 @@ def test_all_threads_end_by_themselves() -> None:
             pipes.heard.get(timeout=SOON_S)
             os.close(pipes.said)
             inbox.get(timeout=SOON_S)
-        for thread in set(threading.enumerate()) - before:
-            thread.join(SOON_S)
-        assert set(threading.enumerate()) <= before
+        eventually(lambda: set(threading.enumerate()) <= before, "all end", SOON_S)
 
 
 def test_a_descriptor_may_have_the_number_of_one_that_has_ended() -> None:

@@ -255,6 +255,8 @@ def test_a_job_at_its_time_limit_is_requeued_and_goes_on(site: SlurmSite) -> Non
     assert "requeued after the time limit (1st time; restart 1 of 2)" in first["reason"]
     waits = wait_for(lambda: "is pending" in site.reason() and site.reason(), "status")
     assert f"job {job} is pending" in waits
+    word = f"job {job} is pending: BeginTime"
+    wait_for(lambda: word in site.heard.read_text(), "the follower's word", LONG_S)
     start_again(site, job, 2)
     second = site.status()
     assert (second["follows"], second["requeues"]) == (first["run"], 1)
@@ -268,7 +270,6 @@ def test_a_job_at_its_time_limit_is_requeued_and_goes_on(site: SlurmSite) -> Non
     site.slurm("scancel", "--batch", "--signal=USR1", job)
     code, output = site.finish(follower)
     assert code == 124, output
-    assert f"job {job} is pending: BeginTime" in output
     assert "it was not requeued: all 2 restarts are used (restart.max)" in output
     site.nothing_is_left()
     assert not list(site.state.glob("runs/*/job-input.json"))
