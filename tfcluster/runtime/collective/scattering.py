@@ -21,6 +21,7 @@ from tfcluster.runtime.collective.packing import (
     pool,
 )
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+from tfcluster.runtime.net.buffer_pool import ALIGNMENT
 
 Sizes = tuple[int, ...]
 """The shape of an array."""
@@ -59,8 +60,7 @@ def reduce_scattered_alone(
     Rank r gets ``sizes[r]`` successive elements. Raises what the transport raises.
     """
     bounds = [0, *accumulate(sizes)]
-    # Of new memory, only what is written is used: no more than the part.
-    vector = np.empty(bounds[-1], term.dtype)
+    vector = _new(bounds[-1], term.dtype, bounds[call.transport.rank])
     source = term.reshape(-1)
     act = partial(call.transport.reduce_scatter, source, op, bounds, vector)
     return call.part(vector.nbytes, act)
@@ -111,6 +111,16 @@ def can_go_alone(call: CollectiveCall, nbytes: int) -> bool:
         return False
     order = call.transport.scatter_order
     return list(order) == sorted(order)
+
+
+def _new(count: int, dtype: np.dtype[Any], start: int) -> Array:
+    """A vector, aligned from ``start`` on, so that TensorFlow need not copy that part.
+
+    Of new memory, only what is written is used.
+    """
+    memory = np.empty(count * dtype.itemsize + ALIGNMENT, np.uint8)
+    gap = -(memory.ctypes.data + start * dtype.itemsize) % ALIGNMENT
+    return memory[gap : gap + count * dtype.itemsize].view(dtype)
 
 
 def _gather(

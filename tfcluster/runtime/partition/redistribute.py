@@ -74,6 +74,8 @@ class Redistribution:
         self._order = {node: i for i, node in enumerate(placed.nodes)}
         self.last_exchange = ""
         """The name of the node that ends the last exchange."""
+        self.effects: list[str] = []
+        """Nodes with effects that were written since whole values were gathered."""
 
     def __contains__(self, value: Value) -> bool:
         return value in self._forms
@@ -214,8 +216,9 @@ class Redistribution:
     def exchange(self, pending: Pending) -> None:
         """Make these values whole on every rank, or give each its piece of a sum.
 
-        Of such a sum, ``get`` may still need another exchange to make it whole. Entries
-        that are needed by their owners go there, or back.
+        Of such a sum, ``get`` may still need another exchange to make it whole, and so
+        do the last of many values. Entries that are needed by their owners go there, or
+        back.
         """
         reductions: list[_Move] = []
         gathers: list[_Move] = []
@@ -229,11 +232,13 @@ class Redistribution:
         reductions.sort(key=lambda move: self._order.get(move[0].node, 0))
         exchanger = self._traffic.exchanger
         limit = BUCKET_BYTES if exchanger is None else exchanger.bucket_bytes
-        if self._placed.shards:
-            # What weights are assigned: as large as the gradients.
-            for bucket in _buckets(gathers, [], limit):
+        if self._placed.shards and gathers:
+            # What weights are assigned: as large as the gradients. Once they are, the
+            # memory of their last values is there for those that follow.
+            bucket = next(iter(_buckets(gathers, [], limit)))
+            with self._writer.after(self.effects):
                 self._exchange_bucket(bucket)
-            gathers = []
+            gathers, self.effects = [], []
         for bucket in _buckets(reductions, gathers, limit):
             self._exchange_bucket(bucket)
 

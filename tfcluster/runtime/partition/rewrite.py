@@ -310,6 +310,7 @@ class _Body:
             self._values.put(value, placement, forms)
         if has_effect(node):
             self._effects += self._written[node]
+            self._values.effects += self._written[node]
         elif node.stateful:
             self._reads += self._written[node]
 
