@@ -8,6 +8,7 @@ computes.
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -134,12 +135,13 @@ class StepRecorder:
             on_train_batch_end=lambda _, logs: self._logs("batch", number, logs or {}),
             on_epoch_end=lambda _, logs: self._logs("epoch", number, logs or {}),
         )
-        given = kwargs.get("callbacks")
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+        given = bound.arguments.get("callbacks")
         self._inside.fit = True
         try:
             with changed_callbacks(given, model, lambda own: [*own, logs]) as changed:
-                kwargs["callbacks"] = changed
-                return original(model, *args, **kwargs)
+                bound.arguments["callbacks"] = changed
+                return original(*bound.args, **bound.kwargs)
         finally:
             self._inside.fit = False
 
