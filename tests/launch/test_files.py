@@ -116,6 +116,30 @@ def prepare(cluster: Cluster) -> None:
     (work(cluster) / "before" / "kept").write_text("kept")
 
 
+STARTS_AGAIN = """
+import os
+if False: import tensorflow
+open("begun", "w").close()
+os.environ["TF_" + "DETERMINISTIC_OPS"] = "1"  # the rank starts again
+os.mkdir("out")  # fails if it exists
+open("out/log.txt", "a").close()
+os.remove("begun")
+print(sorted(os.listdir(".")), flush=True)
+"""
+
+
+@needs_layers
+def test_a_rank_that_starts_again_gets_a_layer_again(cluster: Cluster) -> None:
+    running = launch(cluster, STARTS_AGAIN, count=3)
+    assert running.end() == 0, running.err
+    assert "starts in a fresh interpreter" in running.err
+    assert "warning: worker" not in running.err
+    for rank in range(3):
+        assert running.text(f"worker:{rank}") == "['out', 'train.py']\n"
+    assert names(work(cluster)) == ["out", "train.py"]
+    assert "other files than the chief" not in running.err
+
+
 @needs_layers
 @pytest.mark.parametrize("count", [2, 3])
 def test_changes_are_made_once(cluster: Cluster, count: int) -> None:

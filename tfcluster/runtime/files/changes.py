@@ -116,6 +116,14 @@ class Changes:
                 f"cannot be had there ({error.strerror})"
             )
 
+    def leave(self) -> list[int]:
+        """Undo what concerns this rank alone; see ``Order.leave``. Raises OSError."""
+        self._thread.busy = True
+        if self._layers is not None:
+            self._layers.leave()
+        Path(self._saved).unlink(missing_ok=True)
+        return self._order.leave()
+
     # --- the end of a change ----------------------------------------------------------
 
     def _call_when_returned(self) -> None:

@@ -94,6 +94,20 @@ class Layers:
                 with Path(f"{self._name}{LISTED}").open("a") as listing:
                     listing.write(json.dumps([files, folder]) + "\n")
 
+    def leave(self) -> None:
+        """Take all layers away with their files: a new program follows in this process.
+
+        The process keeps its own mounts. Paths lead to the real files again, but not
+        those that are relative to the working folder. Raises OSError.
+        """
+        with self._lock, _all_capabilities():
+            for folder in reversed(self._folders):
+                _checked(_libc.umount2(os.fsencode(folder), _DETACH))
+            self._folders.clear()
+            # The kernel makes folders that their owner may not read.
+            shutil.rmtree(self._place)
+        Path(f"{self._name}{LISTED}").unlink(missing_ok=True)
+
     def refresh(self) -> None:
         """Let this process see what others have done to the folders since.
 

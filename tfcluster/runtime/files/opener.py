@@ -18,6 +18,9 @@ _PARENT_DIES = 1
 _REQUEST = struct.Struct("qqq")
 _MOST_BYTES = 256
 
+KEPT = "TFCLUSTER_FILE_OPENER"
+"""The variable with the descriptor for the process that an earlier program has left."""
+
 _helper: socket.socket | None = None
 
 
@@ -39,9 +42,20 @@ def open_of(pid: int, descriptor: int, flags: int, kind: str) -> int:
     return descriptors[0]
 
 
+def descriptor() -> int | None:
+    """The descriptor that the next program in this process needs, if any."""
+    return None if _helper is None else _helper.fileno()
+
+
 def start() -> None:
-    """Leave the process behind. It ends with this one. Raises OSError."""
+    """Leave the process behind, unless it is there. It ends with this one.
+
+    Raises OSError.
+    """
     global _helper
+    if (kept := os.environ.pop(KEPT, None)) is not None:
+        _helper = socket.socket(fileno=int(kept))
+        return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     if os.fork() == 0:

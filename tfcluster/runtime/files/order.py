@@ -89,6 +89,20 @@ class Order:
         if os.getpid() == self._process:
             self._words[self._own + _STATE] = _ENDED
 
+    def leave(self) -> list[int]:
+        """Say that this rank begins again; returns descriptors that must stay open.
+
+        If one of them were closed, this rank's lock would end.
+        """
+        for word in (_DONE, _POINTS, _EXCHANGE):
+            self._words[self._own + word] = 0
+        path = f"/proc/self/fd/{self._file}"
+        return [
+            int(entry.name)
+            for entry in os.scandir("/proc/self/fd")
+            if os.path.exists(entry.path) and os.path.samefile(entry.path, path)  # noqa: PTH110, PTH121
+        ]
+
     def pass_point(self) -> None:
         """Say that this rank is at a point that all ranks pass in the same order.
 

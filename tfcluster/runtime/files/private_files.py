@@ -14,7 +14,7 @@ from typing import Any
 
 from tfcluster.plan.model import Strategy
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.files import order
+from tfcluster.runtime.files import opener, order
 from tfcluster.runtime.files.changes import Changes
 from tfcluster.runtime.files.layers import Layers, enter
 from tfcluster.runtime.files.order import FOLDER, Order, path_in
@@ -78,6 +78,20 @@ def install(program: Script, context: Context) -> None:
     atexit.register(ranks.end)
     sys.addaudithook(changes.hook)
     _watch_commands(changes)
+
+
+def leave() -> dict[int, str]:
+    """Undo ``install``, before a new program follows in this process.
+
+    Returns descriptors that must stay open, each with the variable that the program
+    needs for it, if any. Raises OSError. Changes that the chief has made remain.
+    """
+    if _private is None:
+        return {}
+    kept = dict.fromkeys(_private.leave(), "")
+    if (helper := opener.descriptor()) is not None:
+        kept[helper] = opener.KEPT
+    return kept
 
 
 def _keep_fresh(layers: Layers) -> None:

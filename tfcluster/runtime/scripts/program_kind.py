@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +122,18 @@ def source_of(program: Script) -> str | None:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError):
             continue
+    return None
+
+
+def source_of_module(program: Script, name: str) -> str | None:
+    """The source of a module in the program's own folder; None if it is elsewhere."""
+    folder = import_folder(program)
+    if folder is None:
+        return None
+    module = Path(folder, *name.split("."))
+    for path in (module.with_name(f"{module.name}.py"), module / "__init__.py"):
+        with suppress(OSError, ValueError):
+            return path.read_text(encoding="utf-8")
     return None
 
 

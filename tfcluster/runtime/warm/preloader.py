@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import NoReturn
 
 from tfcluster.base.isolated_import import module_argv
@@ -23,6 +24,7 @@ from tfcluster.base.versions import imported_too_old
 from tfcluster.protocol import local
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.wire import Decoder
+from tfcluster.runtime.files import private_files
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import import_folder, parse
 from tfcluster.runtime.task import bootstrap
@@ -229,12 +231,17 @@ def warm_arguments(
             "interpreter, which takes longer"
         )
         reporter().drain(_DRAIN_S)
-        hidden.state.restore(kept=int(events))
-        start_cold(argv, env, events)
+        kept = private_files.leave()
+        for descriptor in kept:
+            os.set_inheritable(descriptor, True)
+        hidden.state.restore([int(events), *kept])
+        variables = {name: str(number) for number, name in kept.items() if name}
+        start_cold(argv, {**env, **variables}, events)
 
     source = program_kind.source_of(program) or ""
     hidden = HiddenModules(_imports, env, start_again)
-    hidden.expect(variables_set(source, env))
+    module_source = partial(program_kind.source_of_module, program)
+    hidden.expect(variables_set(source, env, module_source))
     return argv
 
 

@@ -9,9 +9,10 @@ import ctypes
 import os
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 _LIMITS = {
     name: number for name, number in vars(resource).items() if name.startswith("RLIMIT")
@@ -56,13 +57,13 @@ class StartState:
         names = (n for n in _LIMITS_OF_IMPORTS if now.get(n) != self.limits.get(n))
         return next(names, None)
 
-    def restore(self, kept: int) -> None:
+    def restore(self, kept: Iterable[int]) -> None:
         """Return to this state, and close all files except ``kept`` and the streams.
 
         A limit or CPU that the program has given up cannot always be had again.
         """
-        os.closerange(3, kept)
-        os.closerange(max(3, kept + 1), os.sysconf("SC_OPEN_MAX"))
+        for before, after in pairwise((2, *sorted(kept), os.sysconf("SC_OPEN_MAX"))):
+            os.closerange(before + 1, after)
         with suppress(OSError):
             os.chdir(self.folder)
         os.umask(self.umask)
