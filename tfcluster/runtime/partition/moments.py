@@ -118,9 +118,10 @@ def plan_of(node: Node, placements: Sequence[Placement]) -> LocalPlan | None:
 
 
 def _moments(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
-    """The sums of some rows and of their squares, from moments about their mean.
+    """The sums of some rows and of their squares, from differences to a number.
 
-    No digits are lost in the squares, since they are those of a mean in float64.
+    That is about their mean, so that the differences have all digits. It may be any
+    number, so that it does not matter how the mean is rounded.
     """
     rows, axes = inputs[0], local.constant(np.array(_axes(*node.inputs), np.int32))
     sizes = local.op("Shape", [rows], out_type=tf.int32)[0]
@@ -130,15 +131,27 @@ def _moments(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref
     product = local.op("Prod", [counted, local.constant(np.array([0], np.int32))])[0]
     count = local.op("Cast", [product], DstT=tf.float64)[0]
     mean = local.op("Mean", [rows, axes], keep_dims=True)[0]
-    squares = local.op("SquaredDifference", [rows, mean])
-    spread = local.op("Sum", [*squares, axes], keep_dims=True)
-    wide, wide_spread = (
-        local.op("Cast", [ref], DstT=tf.float64)[0] for ref in (mean, *spread)
+    # It is not finite if the rows are not, and if there are none.
+    is_finite, zeros = local.op("IsFinite", [mean])[0], local.op("ZerosLike", [mean])[0]
+    number = local.op("SelectV2", [is_finite, mean, zeros])[0]
+    differences = local.op("Sub", [rows, number])
+    squares = local.op("Square", differences)
+    pivot, first, second = (
+        local.op("Cast", [ref], DstT=tf.float64)[0]
+        for ref in (
+            number,
+            *local.op("Sum", [*differences, axes], keep_dims=True),
+            *local.op("Sum", [*squares, axes], keep_dims=True),
+        )
     )
-    # The mean of no rows is not a number.
-    total = local.op("MulNoNan", [wide, count])[0]
-    square = local.op("MulNoNan", [wide, total])
-    return total, local.op("AddV2", [wide_spread, *square])[0]
+
+    def plus(one: Ref, other: Ref) -> Ref:
+        return local.op("AddV2", [one, other])[0]
+
+    moved = local.op("Mul", [pivot, count])[0]
+    # With differences d to p, the squares are those of d, and p (2 d + p).
+    more = local.op("Mul", [pivot, plus(plus(first, first), moved)])[0]
+    return plus(moved, first), plus(second, more)
 
 
 def _from_moments(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
