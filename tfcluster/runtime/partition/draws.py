@@ -127,10 +127,11 @@ class Draws:
         attributes = {"token": host.token, "Tout": dtypes}
         drawn = writer.op("PyFunc", [list(inputs)], attributes, node.name)
         last = writer.last
-        shapes = [value.shape for value in node.outputs]
-        ensured = list(map(writer.ensure_shape, drawn, shapes))
+        # TensorFlow's shape for other outputs than the first is not always right.
+        first, *others = drawn
+        ensured = writer.ensure_shape(first, node.outputs[0].shape)
         writer.last = last
-        return ensured
+        return [ensured, *others]
 
     def _host_of(self, node: Node) -> HostFunction:
         seeds = _seeds_of(node)

@@ -16,7 +16,6 @@ import numpy as np
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.packing import (
-    SMALL_BYTES,
     CollectiveCall,
     SmallReduction,
     packed,
@@ -169,35 +168,15 @@ class HostExchanger:
     def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
         """See ``Exchanger``."""
         what = f"exchange {len(self._functions) + 1} of {self._program}"
-        # Processes may have different numbers of terms, so these are no part of it.
-        group, signature = self._group, Signature(what, words_of(requests))
-        rounding = self._rounding
-        rounded = [i for i, request in enumerate(requests) if _may_be_rounded(request)]
-        residuals = [Residual() for _ in _ROUNDED] if self._feeds_back else None
-        small_places, small = self._small(requests)
-
-        def run(*arrays: Array) -> list[Array]:
-            rest = iter(arrays)
-            counts = [len((*request.terms, *request.ids)) for request in requests]
-            terms = [list(itertools.islice(rest, count)) for count in counts]
-            own = [numbers(terms[i][0]) for i in small_places]
-            data = b"" if small is None else small.packed(own)
-            wholes: dict[int, Array] = {}
-            pieces: dict[int, Array] = {}
-            with group.exchange(signature, data=data) as call:
-                if small is not None:
-                    wholes = dict(
-                        zip(small_places, small.results(call, own), strict=True)
-                    )
-                if len(wholes) < len(requests):
-                    if rounding is not None and call.transport.several_hosts:
-                        wholes |= _rounded(call, arrays, rounded, rounding, residuals)
-                    pieces = self._others(call, requests, terms, wholes)
-            for i, whole in wholes.items():
-                wholes[i] = whole.astype(terms[i][0].dtype, copy=False)
-            return self._finished(requests, wholes, pieces)
-
-        function = HostFunction(run)
+        exchange = _HostExchange(
+            self._group,
+            what,
+            requests,
+            self._rounding,
+            [Residual() for _ in _ROUNDED] if self._feeds_back else None,
+            self._ranks,
+        )
+        function = HostFunction(exchange)
         self._functions.append(function)
         dtypes = [request.ref.dtype for request in requests]
         return writer.op(
@@ -207,10 +186,59 @@ class HostExchanger:
             "exchange",
         )
 
+
+class _HostExchange:
+    """One exchange of a program: the function that its op calls."""
+
+    def __init__(
+        self,
+        group: Group,
+        what: str,
+        requests: Sequence[ExchangeRequest],
+        rounding: Rounding | None,
+        residuals: Sequence[Residual] | None,
+        ranks: int | None,
+    ) -> None:
+        self._group = group
+        self._requests = requests
+        self._rounding = rounding
+        self._residuals = residuals
+        self._ranks = ranks
+        # Processes may have different numbers of terms, so these are no part of it.
+        self._signature = Signature(what, words_of(requests))
+        self._rounded = [i for i, each in enumerate(requests) if _may_be_rounded(each)]
+        self._small: tuple[list[int], SmallReduction | None] | None = None
+        """Which tensors travel with the header."""
+
+    def __call__(self, *arrays: Array) -> list[Array]:
+        """The results for the ``terms`` and ``ids`` of all requests."""
+        requests, rounding = self._requests, self._rounding
+        if self._small is None:
+            # Not before: now that all ranks run the program, they are connected.
+            self._small = self._chosen_small(self._group.transport.small_bytes)
+        small_places, small = self._small
+        rest = iter(arrays)
+        counts = [len((*request.terms, *request.ids)) for request in requests]
+        terms = [list(itertools.islice(rest, count)) for count in counts]
+        own = [numbers(terms[i][0]) for i in small_places]
+        data = b"" if small is None else small.packed(own)
+        wholes: dict[int, Array] = {}
+        pieces: dict[int, Array] = {}
+        with self._group.exchange(self._signature, data=data) as call:
+            if small is not None:
+                wholes = dict(zip(small_places, small.results(call, own), strict=True))
+            if len(wholes) < len(requests):
+                if rounding is not None and call.transport.several_hosts:
+                    given = arrays, self._rounded, rounding, self._residuals
+                    wholes |= _rounded(call, *given)
+                pieces = self._others(call, terms, wholes)
+        for i, whole in wholes.items():
+            wholes[i] = whole.astype(terms[i][0].dtype, copy=False)
+        return self._finished(wholes, pieces)
+
     def _others(
         self,
         call: CollectiveCall,
-        requests: Sequence[ExchangeRequest],
         terms: Sequence[list[Array]],
         wholes: dict[int, Array],
     ) -> dict[int, Array]:
@@ -218,9 +246,10 @@ class HostExchanger:
 
         All ranks have the same of them, so they make the same calls.
         """
+        requests = self._requests
         places = [i for i in range(len(requests)) if i not in wholes]
         pieces: dict[int, Array] = {}
-        if call.transport.scatters and self.scatters:
+        if call.transport.scatters and self._ranks is None:
             first = [of_request[0] for of_request in terms]
             pieces = _scattered(call, requests, places, first)
             wholes |= _gathered_together(call, requests, first)
@@ -238,24 +267,19 @@ class HostExchanger:
         return pieces
 
     def _finished(
-        self,
-        requests: Sequence[ExchangeRequest],
-        wholes: Mapping[int, Array],
-        pieces: Mapping[int, Array],
+        self, wholes: Mapping[int, Array], pieces: Mapping[int, Array]
     ) -> list[Array]:
         """What the rank gets: pieces that are there, wholes, or its rows of wholes."""
         split = Split(self._group.rank, self._group.size)
         results = []
-        for i, request in enumerate(requests):
+        for i, request in enumerate(self._requests):
             result = pieces[i] if i in pieces else wholes[i]
             if isinstance(request.result, Shard) and i not in pieces:
                 result = rows_of(result, request.result, split)
             results.append(np.asarray(result, order="C"))
         return results
 
-    def _small(
-        self, requests: Sequence[ExchangeRequest]
-    ) -> tuple[list[int], SmallReduction | None]:
+    def _chosen_small(self, most_bytes: int) -> tuple[list[int], SmallReduction | None]:
         """The tensors that travel with the header; as many as fit, the smallest first.
 
         They are the same on all ranks.
@@ -264,7 +288,7 @@ class HostExchanger:
             return [], None
         kinds: dict[int, tuple[np.dtype[Any], ReduceOp]] = {}
         sizes: dict[int, int] = {}
-        for i, request in enumerate(requests):
+        for i, request in enumerate(self._requests):
             placement, shape = request.placement, sizes_of(request.shape)
             if not isinstance(placement, Partial) or request.is_routed or shape is None:
                 continue
@@ -275,7 +299,7 @@ class HostExchanger:
                 sizes[i] = dtype.itemsize * math.prod(shape)
         by_size = sorted(kinds, key=lambda i: sizes[i])
         ends = itertools.accumulate(sizes[i] for i in by_size)
-        fit = sum(end <= SMALL_BYTES for end in ends)
+        fit = sum(end <= most_bytes for end in ends)
         places = sorted(by_size[:fit])
         return places, SmallReduction([kinds[i] for i in places]) if places else None
 

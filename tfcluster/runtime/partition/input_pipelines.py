@@ -97,6 +97,8 @@ class _Undivided(Exception):
 
 def divided(dataset: Dataset, ranks: int) -> BatchPipeline | str:
     """How ``ranks`` ranks divide a dataset of batches, or why they do not."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return f"it is a {type(dataset).__name__}"  # of a strategy with one replica
     try:
         return _divided(dataset, ranks)
     except _Undivided as reason:

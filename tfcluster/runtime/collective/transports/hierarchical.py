@@ -46,8 +46,11 @@ from tfcluster.runtime.net.rendezvous import Member, connect
 TIMEOUT_S = 1800.0
 """A rank may well be silent while it saves a model or compiles a step."""
 
-_DIRECT_BYTES = 1 << 14
+DIRECT_BYTES = 1 << 14
 """Every rank reduces a vector up to this size itself, which takes one step only."""
+_PAIR_BYTES = 1 << 18
+"""The same for two hosts with a rank each: they send no more bytes that way."""
+_PAIR = 2
 
 
 class HostTransport:
@@ -105,6 +108,15 @@ class HostTransport:
         until connected.
         """
         return len(self._groups) > 1
+
+    @property
+    def small_bytes(self) -> int:
+        """Arrays up to this size in all are best sent to every rank, to reduce them.
+
+        Equal on all ranks, once they are connected.
+        """
+        is_pair = self.size == len(self._groups) == _PAIR
+        return _PAIR_BYTES if is_pair else DIRECT_BYTES
 
     @property
     def waited_s(self) -> float:
@@ -172,7 +184,7 @@ class HostTransport:
         ufunc = UFUNCS[op]
         values = buffer if source is None else source
         if self._local is None or len(self._groups) > 1:
-            if buffer.nbytes <= _DIRECT_BYTES:
+            if buffer.nbytes <= self.small_bytes:
                 self._allreduce_directly(buffer, ufunc, values)
             else:
                 self._sum_by_hosts(

@@ -47,7 +47,11 @@ class Downloads:
             return
         patches.TABLE.install({patches.GET_FILE: self._get_file})
         if self._context.local_rank == 0:
-            atexit.register(self._answers.unlink, missing_ok=True)
+            atexit.register(self._remove)
+
+    def _remove(self) -> None:
+        with private_files.uncounted():
+            self._answers.unlink(missing_ok=True)
 
     def _get_file(self, original: Callable[..., str], *args: Any, **kwargs: Any) -> str:
         call = inspect.signature(original).bind(*args, **kwargs)
