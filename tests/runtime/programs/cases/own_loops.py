@@ -243,6 +243,9 @@ def case_one_replica():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         history = model.fit(x, y[:, None], verbose=0)
+        batches = tf.data.Dataset.from_tensor_slices((x, y[:, None])).batch(9)
+        model.fit(batches, validation_data=batches, verbose=0)
+        predicted = model.predict(batches, verbose=0)
         optimizer = keras.optimizers.SGD(0.1)
 
         @tf.function
@@ -266,6 +269,7 @@ def case_one_replica():
         found = another(x)
     return results(model, history) | {
         "losses": np.array([float(each) for each in losses]),
+        "predicted": predicted,
         "other": found.numpy(),
     }
 
