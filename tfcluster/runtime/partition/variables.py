@@ -8,6 +8,7 @@ continue with the chief's. A larger difference has another cause, and is an erro
 from __future__ import annotations
 
 import contextlib
+import re
 import weakref
 import zlib
 from collections import Counter
@@ -33,6 +34,10 @@ _MAX_LABELS = 200
 _LAST_BITS = 1e-3
 """The largest difference, relative to a variable's largest value, that rounding on
 processors of different kinds makes of equal variables between two comparisons."""
+
+
+_NO_NAME = re.compile("(?:argument|args?|inputs?|resource|unknown)_?[0-9]*")
+"""Names that TensorFlow gives to inputs without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +70,16 @@ def watched(
 ) -> list[Watched]:
     """The variables of numbers among a function's inputs.
 
-    Their names are those in ``known``, or else those of the inputs.
+    Their names are those of ``names_by_id``, or else those of the inputs.
     """
     variables = []
     for place, (name, tensor) in enumerate(zip(names, inputs, strict=True)):
         spec = tf_functions.variable_spec(tensor)
         if spec is not None and spec[0] not in (tf.string, tf.variant, tf.resource):
             dtype, shape = spec
-            unnamed = f"a variable of {dtype.name} {shape}"
-            name = names_by_id.get(id(tensor), name) or unnamed
+            if not name or _NO_NAME.fullmatch(name):
+                name = f"a variable of {dtype.name} {shape}"
+            name = names_by_id.get(id(tensor), name)
             variables.append(Watched(name, tensor, dtype, place, shape))
     return variables
 
