@@ -18,6 +18,7 @@ from tfcluster.runtime.collective.scattering import (
     reduce_scattered_alone,
 )
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.net.buffer_pool import ALIGNMENT
 
 ROWS = (3, 40_001, 5)
 """Small arrays, and one of several rounds in shared memory."""
@@ -164,6 +165,7 @@ def test_one_array_is_scattered_where_it_lies(hosts: str) -> None:
         with group.exchange(Signature("part")) as call:
             own = reduce_scattered_alone(call, term, sizes, ReduceOp.SUM)
         expected = whole.reshape(-1)[ends[group.rank] : ends[group.rank + 1]]
+        assert own.ctypes.data % ALIGNMENT == 0, "TensorFlow would copy it"
         return own, expected, np.array_equal(term, before)
 
     for own, expected, is_kept in results(as_threads(size, act, list(hosts))):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import keras
@@ -16,6 +17,8 @@ from tests.runtime.partition.installed import installed
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.partition import tf_functions, variable_placements
 from tfcluster.runtime.partition.divided_variables import DividedVariables
+from tfcluster.runtime.partition.draws import Draws
+from tfcluster.runtime.partition.exchange import ExchangeRequest
 from tfcluster.runtime.partition.functions import parsed
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
@@ -28,9 +31,11 @@ from tfcluster.runtime.partition.placement import (
     Shard,
 )
 from tfcluster.runtime.partition.propagate import propagate
+from tfcluster.runtime.partition.rewrite import rewrite
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.variable_placements import candidates, shard_of
+from tfcluster.runtime.partition.writer import OpWriter, Ref
 
 RANKS = 2
 WIDTH = 64
@@ -42,6 +47,14 @@ def placed(
     optimizer: Any, rows: int = 10, layers: Callable[[], list[Any]] | None = None
 ) -> tuple[Placed, dict[str, Shard]]:
     """A step with placements, and the variables that it divides, by path."""
+    result, divided, _ = placed_inputs(optimizer, rows, layers)
+    return result, divided
+
+
+def placed_inputs(
+    optimizer: Any, rows: int, layers: Callable[[], list[Any]] | None
+) -> tuple[Placed, dict[str, Shard], list[Any]]:
+    """What ``placed`` returns, and the inputs of the step."""
     made = layers() if layers else [keras.layers.Dense(WIDTH, activation="tanh")]
     model = keras.Sequential([keras.Input((WIDTH,)), *made, keras.layers.Dense(2)])
     optimizer.build(model.trainable_variables)
@@ -72,7 +85,7 @@ def placed(
         for value, held in zip(graph.inputs, result.inputs, strict=True)
         if isinstance(held, HandleOf)
     }
-    return result, divided
+    return result, divided, inputs
 
 
 def ends(divided: dict[str, Shard]) -> Counter[str]:
@@ -100,6 +113,60 @@ def test_what_weights_are_assigned_is_gathered() -> None:
         and isinstance(result.placements[node.inputs[1]], Shard)
     ]
     assert gathered == [(WIDTH, WIDTH)]
+
+
+class _OneByOne:
+    """Writes exchanges of one tensor each; see ``exchange.Exchanger``."""
+
+    bucket_bytes = 1
+    scatters = True
+    words = ()
+
+    def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
+        name = "_".join(["gather" if _is_rows(r) else "reduce" for r in requests])
+        refs = [request.ref for request in requests]
+        types = [ref.dtype for ref in refs]
+        return writer.op("PyFunc", [refs], {"token": "", "Tout": types}, name)
+
+
+def _is_rows(request: ExchangeRequest) -> bool:
+    return isinstance(request.placement, Shard)
+
+
+def test_a_weight_is_assigned_before_the_next_one_is_gathered() -> None:
+    """So the memory of its last value is there for the next."""
+    dense = [keras.layers.Dense(WIDTH, use_bias=False) for _ in range(3)]
+    result, _, inputs = placed_inputs(keras.optimizers.Adam(), 10, lambda: dense)
+    written = rewrite(
+        result,
+        "step",
+        Ranks(RANKS, (0,)),
+        _OneByOne(),
+        Draws(lambda: 0),
+        [tf_functions.handle_data(each) for each in inputs],
+        result.inputs,
+    )
+    nodes = {node.name: node for node in written.definitions[0].node_def}
+    gathers = [name for name in nodes if "gather" in name]
+    assert len(gathers) == len(dense)
+    for earlier, later in pairwise(gathers):
+        assert any(
+            nodes[name].op == "AssignSubVariableOp"
+            and earlier in _ancestors(nodes, name)
+            for name in _ancestors(nodes, later)
+        )
+
+
+def _ancestors(nodes: Mapping[str, Any], name: str) -> set[str]:
+    """The names of all nodes that run before one of them."""
+    found, waiting = set(), [name]
+    while waiting:
+        for text in nodes[waiting.pop()].input:
+            needed = text.removeprefix("^").partition(":")[0]
+            if needed in nodes and needed not in found:
+                found.add(needed)
+                waiting.append(needed)
+    return found
 
 
 @pytest.mark.parametrize(

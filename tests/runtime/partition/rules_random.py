@@ -96,6 +96,10 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
     "classes": lambda x: tf.random.log_uniform_candidate_sampler(
         tf.cast(tf.abs(x[:, :1]), tf.int64), 1, 3, True, 9, seed=1
     )[0],
+    # TensorFlow's shape for the second result is wrong.
+    "fractional": lambda x: tf.nn.fractional_max_pool(
+        tf.reshape(tf.tile(x[:1, :1], [8, 8]), [1, 8, 8, 1]), [1, 1.4, 1.4, 1], seed=1
+    )[:2],
     "in a branch": lambda x: tf.cond(
         tf.reduce_sum(x) > 0,
         lambda: tf.random.uniform(_shape(x), seed=1),

@@ -23,7 +23,10 @@ from tfcluster.runtime.collective.transports.base import (
     ReduceOp,
     flat_bytes,
 )
-from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.collective.transports.hierarchical import (
+    DIRECT_BYTES,
+    HostTransport,
+)
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
 
@@ -228,10 +231,6 @@ def _reduced(
     return results
 
 
-SMALL_BYTES = 1 << 14
-"""Arrays of so many bytes in all travel with the header of their exchange."""
-
-
 class SmallReduction:
     """The reduction of small arrays, which ranks send with an exchange's header.
 
@@ -257,7 +256,7 @@ class SmallReduction:
             return None
         pairs = zip(dtypes, sizes, strict=True)
         nbytes = sum(dtype.itemsize * size for dtype, size in pairs)
-        return cls(kinds) if 0 < nbytes <= SMALL_BYTES else None
+        return cls(kinds) if 0 < nbytes <= DIRECT_BYTES else None
 
     def packed(self, arrays: Sequence[Array]) -> bytes:
         """What this rank sends: ``data`` of ``Group.exchange``."""

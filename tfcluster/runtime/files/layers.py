@@ -63,7 +63,10 @@ class Layers:
         if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - names suffice
             return False  # the kernel allows it to processes without threads only
         for new_place in (self._beside, _temporary):
-            self._place = new_place()
+            try:
+                self._place = new_place()
+            except FileExistsError:
+                continue  # an earlier program in this process could not remove it
             child = os.fork()
             if child == 0:
                 with suppress(OSError):
@@ -105,7 +108,7 @@ class Layers:
                 _checked(_libc.umount2(os.fsencode(folder), _DETACH))
             self._folders.clear()
             # The kernel makes folders that their owner may not read.
-            shutil.rmtree(self._place)
+            shutil.rmtree(self._place, ignore_errors=True)
         Path(f"{self._name}{LISTED}").unlink(missing_ok=True)
 
     def refresh(self) -> None:

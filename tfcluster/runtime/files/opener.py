@@ -55,6 +55,7 @@ def start() -> None:
     global _helper
     if (kept := os.environ.pop(KEPT, None)) is not None:
         _helper = socket.socket(fileno=int(kept))
+        _helper.set_inheritable(False)
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()

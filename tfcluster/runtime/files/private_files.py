@@ -80,18 +80,19 @@ def install(program: Script, context: Context) -> None:
     _watch_commands(changes)
 
 
-def leave() -> dict[int, str]:
+def leave() -> tuple[list[int], dict[str, str]]:
     """Undo ``install``, before a new program follows in this process.
 
-    Returns descriptors that must stay open, each with the variable that the program
-    needs for it, if any. Raises OSError. Changes that the chief has made remain.
+    Returns descriptors that must stay open, and variables that the program needs.
+    Raises OSError. Changes that the chief has made remain.
     """
     if _private is None:
-        return {}
-    kept = dict.fromkeys(_private.leave(), "")
+        return [], {}
+    descriptors, variables = _private.leave(), {}
     if (helper := opener.descriptor()) is not None:
-        kept[helper] = opener.KEPT
-    return kept
+        descriptors.append(helper)
+        variables[opener.KEPT] = str(helper)
+    return descriptors, variables
 
 
 def _keep_fresh(layers: Layers) -> None:

@@ -198,8 +198,8 @@ class _Head:
         function = call.func
         name = getattr(function, "attr", getattr(function, "id", ""))
         of_environ = _is_environ(getattr(function, "value", None))
-        if name == "putenv" and len(call.args) == _PAIR:
-            self._set(*call.args)
+        if name == "putenv" and len(call.args) > 1:
+            self._set(call.args[0], call.args[1])
         elif name not in _READING:
             for first, value in pairwise((*call.args, None)):
                 is_name = of_environ and name == "setdefault" and first is call.args[0]
@@ -222,9 +222,6 @@ class _Head:
             return
         if is_name or _NAME.fullmatch(text):
             self.found[text] = _text(value)
-
-
-_PAIR = 2
 
 
 def _imported(node: ast.AST) -> Iterator[str]:

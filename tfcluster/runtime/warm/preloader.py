@@ -231,11 +231,10 @@ def warm_arguments(
             "interpreter, which takes longer"
         )
         reporter().drain(_DRAIN_S)
-        kept = private_files.leave()
-        for descriptor in kept:
+        descriptors, variables = private_files.leave()
+        for descriptor in descriptors:
             os.set_inheritable(descriptor, True)
-        hidden.state.restore([int(events), *kept])
-        variables = {name: str(number) for number, name in kept.items() if name}
+        hidden.state.restore([int(events), *descriptors])
         start_cold(argv, {**env, **variables}, events)
 
     source = program_kind.source_of(program) or ""
