@@ -6,6 +6,7 @@ A task that is forked after the imports starts again where this matters.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ def test_a_variable_that_is_set_in_any_way_has_effect(
     # before it does anything.
     early = idiom not in ("computed", "native", "dotenv")
     assert (tmp_path / "starts").read_text() == ("x" if early else "xx")
+
+
+def test_an_import_draws_what_it_draws_alone(
+    warm: WarmInterpreter, tmp_path: Path
+) -> None:
+    """A program may seed Python's generator before it imports Keras, which draws."""
+    source = (
+        "import json, random\nrandom.seed(3)\nimport keras\nimport tensorflow\n"
+        "print(json.dumps(random.random()))\n"
+    )
+    alone = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    )
+    assert printed(run(warm, tmp_path, source)) == json.loads(alone.stdout)
 
 
 EFFECTS = {

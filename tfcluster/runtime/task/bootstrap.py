@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tfcluster.base.process_title import set_title
 from tfcluster.runtime.context import Context, context_from
@@ -122,6 +122,11 @@ def _serve() -> NoReturn:
         sys.exit(f"tfcluster: {error}")
 
 
+words_drawn = 0
+"""The 32-bit words that the libraries' import has drawn from Python's generator, if it
+was in the interpreter from which this process was forked."""
+
+
 def surround(program: Script, context: Context) -> None:
     """Install hooks around the first import of TensorFlow or Keras.
 
@@ -129,11 +134,7 @@ def surround(program: Script, context: Context) -> None:
     """
     events = reporter()
 
-    state: Any = None
-
     def before_import(name: str) -> None:
-        nonlocal state
-        state = random.getstate()
         if context.trains:
             backend = os.environ.get("KERAS_BACKEND", "tensorflow")
             injection.refuse_other_backends(backend)
@@ -142,10 +143,9 @@ def surround(program: Script, context: Context) -> None:
         events.phase(f"importing {name}")
 
     def after_import() -> None:
-        if state is not None:
-            # Libraries draw a number when they are imported: in a forked task, that
-            # was before the program.
-            random.setstate(state)
+        # The program may have seeded the generator before the import.
+        for _ in range(words_drawn):
+            random.getrandbits(32)
         events.listen()
         if not context.trains:
             if context.task_type == "evaluator" and SAME_PROGRAM in os.environ:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import random
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tfcluster.base.isolated_import import module_argv
 from tfcluster.base.process_title import set_title
@@ -45,6 +46,7 @@ _FDS_OF_A_FORK = 2
 """The task's output and its events socket."""
 _HOOKS = "tfcluster.runtime.keras.strategies.select"
 """A module that imports all of the training runtime, and installs nothing."""
+_MOST_WORDS = 1000
 _DRAIN_S = 1.0
 """How long the agent may take to read the last events before a new start."""
 
@@ -99,16 +101,29 @@ def _import_libraries() -> None:
     bootstrap.quieten_tensorflow()
     missed = MissingModules()
     sys.meta_path.append(missed)
+    state = random.getstate()
     with _uncollected(), _variables_read() as read:
         for library in bootstrap.LIBRARIES:
             importlib.import_module(library)
     sys.meta_path.remove(missed)
+    bootstrap.words_drawn = _words_since(state)
     _imports = Imports(
         earlier, frozenset(read), frozenset(missed.names), content(file), file
     )
 
 
 _imports: Imports | None = None
+
+
+def _words_since(state: Any) -> int:
+    """How many 32-bit words were drawn from Python's generator; 0 if very many."""
+    now, generator = random.getstate(), random.Random()
+    generator.setstate(state)
+    for count in range(_MOST_WORDS):
+        if generator.getstate() == now:
+            return count
+        generator.getrandbits(32)
+    return 0
 
 
 @contextmanager
