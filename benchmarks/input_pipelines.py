@@ -12,7 +12,11 @@ from benchmarks.measure import HERE, state, tfcluster
 RANKS = 2
 ROUNDS = 3
 TARGET = 1.8
-KINDS = {"JPEG images": (), "lines of text": ("strings",)}
+KINDS = {
+    "JPEG images": (),
+    "JPEG images, shuffled and scaled later": ("late",),
+    "lines of text": ("strings",),
+}
 
 
 def main() -> None:

@@ -83,8 +83,9 @@ def show_steps(
     found = rounds(trials, env, repeats)
     head(
         f"A step: one process with all cores, and {RANKS} ranks that share them",
-        *("model", ALONE, HOST, "times that", TENSORFLOW, "times that"),
-        *("work divided", "exchanges", "MiB exchanged"),
+        *("model", ALONE, HOST, "times that", "CPU time, times that"),
+        *(TENSORFLOW, "times that", "work divided"),
+        *("exchanges", "MiB exchanged"),
     )
     for model in models:
         cells = [TASKS[model].title]
@@ -92,6 +93,8 @@ def show_steps(
             cells.append(milliseconds(statistics.median(s[model] for s in found[name])))
             if name != ALONE:
                 cells.append(f"**{ratio(found, name, ALONE, model):.2f}**")
+            if name == HOST:
+                cells.append(f"**{ratio(found, name, ALONE, f'{model} cpu'):.2f}**")
         seen = rewriting[model]
         row(
             *cells,

@@ -24,7 +24,14 @@ from tfcluster.runtime.tensor_types import Array
 
 Dataset = Any
 Make = Callable[[], Dataset]
+LINE = tf.TensorSpec([], tf.string)
 LINES = [",".join(str(i * j % 17) for j in range(4)) for i in range(50)]
+
+WORDS = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(LINES[:9], np.arange(9)), -1
+)
+OFFSETS = tf.constant(np.arange(200.0), tf.float32)
+"""Too large for a constant in a graph."""
 
 
 def numbers(line: Any) -> Any:
@@ -44,10 +51,10 @@ class Rank:
     """A rank's iterators over a dataset: over whole batches, and over parts."""
 
     def __init__(self, dataset: Dataset, rank: int, size: int) -> None:
-        pipeline = divided(dataset, size)
+        self.split = Split(rank, size)
+        pipeline = divided(dataset, self.split)
         assert isinstance(pipeline, BatchPipeline), pipeline
         inputs = DividedInputs()
-        self.split = Split(rank, size)
         self.divided = DividedPipeline(pipeline, self.split, inputs)
         self.whole = self.divided.begin()
         fetch = TakenElement((), 0, (), ())
@@ -144,6 +151,75 @@ PIPELINES: dict[str, Make] = {
     "with random numbers, and what a map has captured": lambda: (
         lines().map(lambda line: numbered(line, augmented(image(line)))).batch(8)
     ),
+    "shuffled after map": lambda: (
+        lines().map(labelled).shuffle(20, seed=4).take(40).batch(8).prefetch(2)
+    ),
+    "shuffled once, repeated": lambda: (
+        lines()
+        .map(numbers)
+        .shuffle(20, seed=4, reshuffle_each_iteration=False)
+        .repeat(2)
+        .shuffle(5, seed=1)
+        .batch(7)
+    ),
+    "shuffled with random numbers": lambda: (
+        lines()
+        .map(lambda line: noisy(numbers(line)))
+        .shuffle(9, seed=2)
+        .map(augmented_again)
+        .batch(8)
+    ),
+    "zipped": lambda: (
+        tf.data.Dataset.zip(
+            {
+                "x": lines().map(numbers).prefetch(1).skip(2),
+                "z": tf.data.Dataset.range(70),
+                "y": lines().map(labelled).shuffle(9, seed=3),
+            }
+        )
+        .map(lambda each: (each["x"] + float_of(each["z"]), each["y"]))
+        .batch(8)
+    ),
+    "zipped with random numbers": lambda: (
+        tf.data.Dataset.zip(
+            lines().map(lambda line: noisy(numbers(line))).map(augmented_again),
+            lines().map(lambda line: augmented(image(line))),
+        )
+        .shuffle(9, seed=2)
+        .batch(8)
+    ),
+    "shuffled batches": lambda: (
+        lines().map(labelled).batch(8).shuffle(4, seed=5).repeat(2)
+    ),
+    "functions of batches": lambda: (
+        lines()
+        .map(labelled)
+        .batch(8, num_parallel_calls=2)
+        .map(lambda x, size: (x["x"] / 9.0, tf.one_hot(size, 3)))
+        .prefetch(1)
+        .map(lambda x, y: (tf.where(x > 1.0, x, tf.exp(x)), y), num_parallel_calls=2)
+        .shuffle(3, seed=1)
+    ),
+    "functions of batches alone": lambda: (
+        lines()
+        .batch(8)
+        .map(lambda line: (WORDS.lookup(line) + 1, tf.strings.length(line)))
+        .map(lambda number, length: (tf.gather(OFFSETS, number), length))
+    ),
+    "functions of batches of any shape": lambda: (
+        lines()
+        .map(lambda line: tf.strings.split(line, ",")[: tf.strings.length(line)])
+        .filter(lambda words: tf.size(words) > 2)
+        .map(lambda words: words[:3])
+        .batch(8, drop_remainder=True)
+        .map(tf.strings.to_number)
+    ),
+    "shuffled elements of a generator": lambda: (
+        tf.data.Dataset.from_generator(lambda: iter(LINES), output_signature=LINE)
+        .map(numbers)
+        .shuffle(8, seed=1)
+        .batch(8)
+    ),
     "counted": lambda: (
         lines()
         .map(numbers)
@@ -152,6 +228,10 @@ PIPELINES: dict[str, Make] = {
         .with_options(tf.data.Options())
     ),
 }
+
+
+def float_of(number: Any) -> Any:
+    return tf.cast(number, tf.float32)
 
 
 def noise(seed: Any) -> Any:
@@ -174,13 +254,6 @@ def augmented(pixels: Any) -> Any:
     return noisy(pixels)
 
 
-WORDS = tf.lookup.StaticHashTable(
-    tf.lookup.KeyValueTensorInitializer(LINES[:9], np.arange(9)), -1
-)
-OFFSETS = tf.constant(np.arange(200.0), tf.float32)
-"""Too large for a constant in a graph."""
-
-
 def numbered(line: Any, of_line: tuple[Any, Any]) -> Any:
     number = WORDS.lookup(line)
     return of_line[0] + OFFSETS[number], number, of_line[1]
@@ -195,15 +268,23 @@ def test_stages_keep_their_order(name: str) -> None:
     assert_divided(PIPELINES[name], 2)
 
 
-def test_a_shuffle_goes_on_with_its_sequence_in_the_next_pass() -> None:
-    def make() -> Dataset:
-        return lines().shuffle(50, seed=2).map(numbers).batch(50)
+SHUFFLED: dict[str, Make] = {
+    "before map": lambda: lines().shuffle(50, seed=2).map(numbers).batch(50),
+    "after map": lambda: lines().map(numbers).shuffle(50, seed=2).batch(50),
+    "after batch": lambda: lines().map(numbers).batch(1).shuffle(50, seed=2),
+}
 
-    one, rank = make(), Rank(make(), 0, 1)
-    first, second = (arrays(next(iter(one))) for _ in range(2))
+
+@pytest.mark.parametrize("place", SHUFFLED)
+def test_all_passes_over_a_shuffled_dataset_share_one_sequence(place: str) -> None:
+    one, own = SHUFFLED[place](), SHUFFLED[place]()
+    first, second, third, fourth = (arrays(next(iter(one))) for _ in range(4))
     assert not np.array_equal(first, second)
-    np.testing.assert_array_equal(arrays(next(rank.whole)), first)
-    np.testing.assert_array_equal(arrays(next(rank.divided.begin())), second)
+    np.testing.assert_array_equal(arrays(next(iter(own))), first)
+    rank = Rank(own, 0, 1)
+    np.testing.assert_array_equal(arrays(next(rank.whole)), second)
+    np.testing.assert_array_equal(arrays(next(iter(own.take(1)))), third)
+    np.testing.assert_array_equal(arrays(next(Rank(own, 0, 1).whole)), fourth)
 
 
 def test_the_programs_iterator_shares_its_place_with_that_over_parts() -> None:
@@ -352,7 +433,6 @@ WHOLE: dict[str, Make] = {
     "filter(...) comes between": lambda: (
         lines().map(numbers).filter(lambda x: x[0] > 1.0).batch(8)
     ),
-    "shuffle(...) comes between": lambda: lines().map(numbers).shuffle(8).batch(8),
     "cache(...) comes between": lambda: lines().map(numbers).cache().batch(8),
     "ignoreerrors(...) comes after": lambda: (
         lines().map(numbers).batch(8).ignore_errors()
@@ -361,7 +441,15 @@ WHOLE: dict[str, Make] = {
     "paddedbatch(...) returns depends on all rows": lambda: (
         lines().map(numbers).padded_batch(8)
     ),
-    "it maps whole batches": lambda: lines().batch(8).map(tf.strings.length),
+    "that it returns depend on others": lambda: (
+        lines().map(numbers).batch(8).map(lambda x: x - tf.reduce_mean(x, 0))
+    ),
+    "not all that it returns is divided": lambda: (
+        lines().map(numbers).batch(8).map(lambda x: (x, tf.ones([8])))
+    ),
+    "it maps whole batches, and the function of map() draws": lambda: (
+        lines().map(numbers).batch(8).map(lambda x: x + tf.random.normal([8, 4]))
+    ),
     "does not call batch()": lambda: lines().map(numbers),
     "function of map() calls Python": lambda: (
         lines().map(in_python).map(lambda length: length + 1).batch(8)
@@ -377,9 +465,26 @@ WHOLE: dict[str, Make] = {
 
 @pytest.mark.parametrize("reason", WHOLE)
 def test_what_cannot_be_divided_says_why(reason: str) -> None:
-    said = divided(WHOLE[reason](), 3)
+    said = divided(WHOLE[reason](), Split(0, 3))
     assert isinstance(said, str)
     assert reason in said
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (SHUFFLED["after map"], "shuffle(...) comes after map()"),
+        (SHUFFLED["after batch"], "shuffle(...) comes after batch()"),
+    ],
+)
+def test_a_shuffle_of_much_data_in_memory_is_not_copied(
+    make: Make, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(map(len, LINES))
+    monkeypatch.setattr(tf_datasets, "_MOST_BYTES", size)
+    assert isinstance(divided(make(), Split(0, 1)), BatchPipeline)
+    monkeypatch.setattr(tf_datasets, "_MOST_BYTES", size - 1)
+    assert f"{reason}: its data" in str(divided(make(), Split(0, 1)))
 
 
 def test_functions_before_one_that_cannot_be_divided_are_computed_whole() -> None:
@@ -389,6 +494,6 @@ def test_functions_before_one_that_cannot_be_divided_are_computed_whole() -> Non
         tf.numpy_function(lambda: next(count), [], tf.int64)
         return line
 
-    pipeline = divided(lines().map(counted).map(numbers).batch(8), 2)
+    pipeline = divided(lines().map(counted).map(numbers).batch(8), Split(0, 2))
     assert isinstance(pipeline, BatchPipeline)
     assert len(pipeline.maps) == 1

@@ -8,7 +8,9 @@ rank can go on with its own rows::
 The last stages yield a rank's rows of each batch, and a record of the batch: all of its
 elements before the functions, and a checksum of them. So the whole batch can be
 computed at any time, and ranks can compare what they have read. Elements whose shapes
-are not known are batched as variants, which costs more.
+are not known are batched as variants, which costs more. Functions of batches among the
+last stages are those for a rank's rows of a full batch; a smaller batch is computed
+whole.
 
 An iterator of the program yields whole batches, like any other. Behind it is an
 iterator over parts, from which divided functions take their batches instead.
@@ -26,6 +28,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_datasets
 from tfcluster.runtime.partition.input_pipelines import (
+    BatchMap,
     BatchPipeline,
     ElementMap,
     with_stage,
@@ -142,10 +145,13 @@ class DividedPipeline:
         )
         """Whether a batch of so many rows is divided: no rank may have more rows of a
         smaller last batch than of the others, since these are batched alike."""
+        if any(isinstance(stage, BatchMap) for stage in pipeline.batch_stages):
+            self.can_divide[:size] = False
         specs = tf.nest.flatten(pipeline.source.element_spec)
         self._source = pipeline.source
         self._wrapped: Sequence[tf.TensorSpec] | None = None
-        if not all(spec.shape.is_fully_defined() for spec in specs):
+        is_known = all(spec.shape.is_fully_defined() for spec in specs)
+        if pipeline.maps and not is_known:
             self._source, self._wrapped = pipeline.source.map(_wrapped), specs
         self._specs = [
             tf.TensorSpec([None, *spec.shape], spec.dtype)
@@ -204,15 +210,20 @@ class DividedPipeline:
             records = tf.gather([record], tf.zeros([last - first], tf.int32))
             return (*(tensor[first:last] for tensor in elements), records)
 
-        batches = self._source.batch(size, drop_remainder=drops)
-        mapped = self._mapped(batches.map(own_rows).unbatch())
-        parts = mapped.batch(
-            split.count(size),
-            drop_remainder=drops,
-            num_parallel_calls=pipeline.parallel_batches,
-        )
+        own_size = split.count(size)
+        parts = self._source.batch(size, drop_remainder=drops).map(own_rows)
+        if pipeline.maps:
+            parts = self._mapped(parts.unbatch()).batch(
+                own_size,
+                drop_remainder=drops,
+                num_parallel_calls=pipeline.parallel_batches,
+            )
         for stage in pipeline.batch_stages:
-            parts = with_stage(stage, parts)
+            if isinstance(stage, BatchMap):
+                function = _of_own_rows(stage, own_size)
+                parts = parts.map(function, num_parallel_calls=stage.parallel_calls)
+            else:
+                parts = with_stage(stage, parts)
         return parts.with_options(pipeline.whole.options())
 
     def _mapped(self, dataset: Dataset) -> Dataset:
@@ -233,7 +244,11 @@ class DividedPipeline:
     def _whole_of(self, elements: Sequence[Tensor]) -> Dataset:
         """A dataset of the batch of these elements."""
         dataset = self._mapped(tf.data.Dataset.from_tensor_slices(tuple(elements)))
-        return dataset.batch(tf.shape(elements[0], tf.int64)[0])
+        batch = dataset.batch(tf.shape(elements[0], tf.int64)[0])
+        for stage in self._pipeline.batch_stages:
+            if isinstance(stage, BatchMap):
+                batch = batch.map(_of_batches(stage))
+        return batch
 
     def _whole_batch(self, *elements: Tensor) -> Sequence[Tensor]:
         batch: Sequence[Tensor] = self._whole_of(elements).get_single_element()
@@ -404,8 +419,38 @@ def _function_of(
             tensors = tf.raw_ops.OptionalGetValue(
                 optional=tensors[0], **_kinds(wrapped)
             )
-        own, later = tensors[: stage.arguments], tensors[stage.arguments :]
-        return (*stage.function(*own), *later, *others)
+        before, rest = tensors[: stage.first], tensors[stage.first :]
+        own, later = rest[: stage.arguments], rest[stage.arguments :]
+        return (*before, *stage.function(*own), *later, *others)
+
+    mapped: Callable[..., Nest] = function
+    return mapped
+
+
+def _of_own_rows(stage: BatchMap, own_size: int) -> Callable[..., Nest]:
+    """The function for the rank's rows of a batch, which a record of it follows.
+
+    It returns nothing for batches of another size. A rank may have as many rows of a
+    smaller batch as of others; nobody reads what it then computes.
+    """
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def function(*part: Tensor) -> Nest:
+        *own, record = part
+        is_full = tf.equal(tf.shape(own[0])[0], own_size)
+        results = tf.cond(is_full, lambda: stage.own(*own), stage.own.nothing)
+        return (*results, record)
+
+    mapped: Callable[..., Nest] = function
+    return mapped
+
+
+def _of_batches(stage: BatchMap) -> Callable[..., Nest]:
+    """The function for whole batches of flat tensors."""
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def function(*batch: Tensor) -> Nest:
+        return tuple(stage.whole(*batch))
 
     mapped: Callable[..., Nest] = function
     return mapped

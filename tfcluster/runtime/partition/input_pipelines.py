@@ -1,53 +1,52 @@
 """Which ``tf.data`` pipelines the ranks can divide, and why they cannot divide others.
 
-A pipeline is divided where it applies functions to single elements before ``batch``:
-a rank applies them to the elements of its own rows. All that comes before is computed
-whole by every rank, so that order and random numbers are those of one machine.
+A pipeline is divided where it applies functions to single elements before ``batch``: a
+rank applies them to the elements of its own rows. All that comes before is computed
+whole by every rank, so that order and random numbers are those of one machine. What
+only counts, joins or reorders elements is done before the functions, since it does not
+matter to these; so it does not matter to their results either.
 
-A function may be divided if what it returns depends on the element alone. Then it does
-not matter either whether elements are left out or repeated before or after it. Random
-numbers that it draws from a state are drawn by every rank for all elements, which they
-become a part of; the rest of the function is divided.
+Functions of batches are divided like those of a step: by rules, as far as the rows of a
+rank depend on no others.
+
+Random numbers that a function draws from a state are drawn by every rank for all
+elements, which they become a part of; the rest of the function is divided.
 """
 
 from __future__ import annotations
 
-import gc
-import weakref
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.partition import tf_datasets, tf_functions
-from tfcluster.runtime.partition.functions import (
-    BRANCHES,
-    CALLS,
-    LOOPS,
-    Function,
-    all_nodes,
-    function_named,
+from tfcluster.runtime.partition import tf_datasets
+from tfcluster.runtime.partition.input_functions import (
+    MapFunction,
+    Undivided,
+    dense_specs,
+    digest,
+    draws,
+    is_costly,
+    map_function,
+    reads_files,
 )
-from tfcluster.runtime.partition.graph import elements_of
-from tfcluster.runtime.partition.rules.random import WITH_STATE, is_draw
+from tfcluster.runtime.partition.placement import Split
+from tfcluster.runtime.partition.row_functions import RowFunction, row_function
 from tfcluster.runtime.tensor_types import (
-    Array,
     ConcreteFunction,
     Dataset,
     Nest,
-    Operation,
     ProtocolBuffer,
     Tensor,
 )
 
 _BATCHES = ("Batch", "ParallelBatch")
 _MAPS = ("Map", "ParallelMap")
-_COUNTS = ("AssertCardinality", "Repeat", "Skip", "Take")
-"""Stages that count, leave out or repeat elements, whatever these are."""
+_ORDER = ("AssertCardinality", "Repeat", "Shuffle", "Skip", "Take")
+"""Stages that count, leave out, repeat or reorder elements, whatever these are."""
 NO_BATCHES = "it does not call batch()"
 _TRANSPARENT = ("Options", "Prefetch")
 """Stages that pass on the elements."""
@@ -58,11 +57,26 @@ class ElementMap:
     """A ``map`` that is divided. Its function gets and returns flat tensors."""
 
     function: ConcreteFunction
+    first: int
+    """The number of its first tensor among those of an element."""
     arguments: int
-    """How many tensors it gets: those of an element, then those that it draws."""
+    """How many tensors it gets: some of an element's, then those that it draws."""
     results: int
-    """How many tensors it returns."""
+    """How many tensors it returns, which take their place."""
     parallel_calls: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMap:
+    """A ``map`` of batches that is divided."""
+
+    whole: ConcreteFunction
+    own: RowFunction
+    parallel_calls: int | None
+
+
+Stage: TypeAlias = ElementMap | BatchMap | Dataset
+"""A divided function, or a dataset whose last stage is meant; see ``with_stage``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +96,8 @@ class BatchPipeline:
     drops_remainder: bool
     parallel_batches: int | None
     """``num_parallel_calls`` of ``batch``."""
-    batch_stages: Sequence[Dataset]
-    """The stages after ``batch``, in order; see ``with_stage``."""
+    batch_stages: Sequence[BatchMap | Dataset]
+    """The stages after ``batch``, in order."""
     digest: int
     """A checksum of the functions and of the tensors that they have captured, 32 bits.
     """
@@ -91,17 +105,13 @@ class BatchPipeline:
     """Whether results depend on files, too, which ranks may have different ones of."""
 
 
-class _Undivided(Exception):
-    """Why a pipeline is not divided."""
-
-
-def divided(dataset: Dataset, ranks: int) -> BatchPipeline | str:
-    """How ``ranks`` ranks divide a dataset of batches, or why they do not."""
+def divided(dataset: Dataset, split: Split) -> BatchPipeline | str:
+    """How a rank reads its rows of a dataset of batches, or why it does not."""
     if not isinstance(dataset, tf.data.Dataset):
         return f"it is a {type(dataset).__name__}"  # of a strategy with one replica
     try:
-        return _divided(dataset, ranks)
-    except _Undivided as reason:
+        return _divided(dataset, split)
+    except Undivided as reason:
         return str(reason)
 
 
@@ -110,6 +120,8 @@ def with_stage(stage: Dataset, dataset: Dataset) -> Dataset:
     kind = tf_internals.kind_of(stage)
     if kind == "Prefetch":
         return dataset.prefetch(tf_datasets.buffer_size_of(stage))
+    if kind == "Shuffle":
+        return tf_datasets.shuffled_like(stage, dataset)
     if kind == "AssertCardinality":
         cardinality = int(stage.cardinality())
         return dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
@@ -119,39 +131,63 @@ def with_stage(stage: Dataset, dataset: Dataset) -> Dataset:
     return dataset.skip(count) if kind == "Skip" else dataset.take(count)
 
 
-def _divided(whole: Dataset, ranks: int) -> BatchPipeline:
+def _divided(whole: Dataset, split: Split) -> BatchPipeline:
     if whole.options().deterministic is False:
-        raise _Undivided("its options allow any order (deterministic = False)")
-    dataset, batch_stages = whole, []
+        raise Undivided("its options allow any order (deterministic = False)")
+    after, dataset = [], whole
     while (kind := tf_internals.kind_of(dataset)) not in _BATCHES:
-        if kind not in _COUNTS and kind not in _TRANSPARENT:
-            raise _Undivided(_why_batches_are_whole(dataset))
+        if kind not in (*_MAPS, *_ORDER, *_TRANSPARENT):
+            raise Undivided(_why_batches_are_whole(dataset))
+        if kind == "Shuffle":
+            _require_seeds(dataset)
         if kind != "Options":
-            batch_stages.append(dataset)
-        (dataset,) = tf_internals.inputs_of(dataset)
+            after.append(dataset)
+        inputs = tf_internals.inputs_of(dataset)
+        if not inputs:
+            raise Undivided(NO_BATCHES)
+        (dataset,) = inputs
     batch = dataset
     size, drops_remainder = tf_datasets.batch_size_of(batch)
-    if size < ranks:
-        raise _Undivided("a batch has fewer rows than there are ranks")
+    if size < split.size:
+        raise Undivided("a batch has fewer rows than there are ranks")
     if not tf_datasets.keeps_order(batch):
-        raise _Undivided("batch() may change the order (deterministic=False)")
-    (elements,) = tf_internals.inputs_of(batch)
-    if any(spec.dtype == tf.string for spec in _specs(elements, "batches")):
-        raise _Undivided("its batches hold strings")
-    source, stages, functions, captured = _walk(elements)
+        raise Undivided("batch() may change the order (deterministic=False)")
+    (inner,) = tf_internals.inputs_of(batch)
+    dense_specs(batch, "batches")
+    if any(spec.dtype == tf.string for spec in dense_specs(whole, "batches")):
+        raise Undivided("its batches hold strings")
+    reasons: list[str] = []
+    elements = _Elements.of(inner, reasons)
+    of_batches = {
+        stage: _function_of_batches(stage)
+        for stage in reversed(after)
+        if tf_internals.kind_of(stage) in _MAPS
+    }
+    functions = [*elements.functions, *of_batches.values()]
+    if not any(map(is_costly, functions)):
+        too_little = "too little is computed before batch() to be worth it"
+        raise Undivided(next(iter(reasons), too_little))
+    specs = dense_specs(elements.source, "elements before map()")
+    if not elements.stages and any(spec.shape.rank is None for spec in specs):
+        raise Undivided("its elements may have any number of dimensions")
     return BatchPipeline(
         whole=whole,
-        source=source,
-        maps=stages,
+        source=elements.source,
+        maps=elements.stages,
         batch_size=size,
         drops_remainder=drops_remainder,
         parallel_batches=tf_datasets.parallel_calls_of(batch),
-        batch_stages=batch_stages[::-1],
-        digest=_digest(functions, captured),
-        reads_files=any(
-            node.op == "ReadFile" for function in functions for node in _ops(function)
-        ),
+        batch_stages=_divided_stages(after[::-1], of_batches, batch, size, split),
+        digest=digest(functions),
+        reads_files=reads_files(functions),
     )
+
+
+def _require_seeds(shuffle: Dataset) -> None:
+    try:
+        tf_datasets.seed_generator_of(shuffle)
+    except ValueError as error:
+        raise Undivided(f"shuffle(...) comes after batch(): {error}") from error
 
 
 def _why_batches_are_whole(stage: Dataset) -> str:
@@ -164,82 +200,140 @@ def _why_batches_are_whole(stage: Dataset) -> str:
         (dataset,) = inputs
     if dataset is stage:
         return f"what {kind.lower()}(...) returns depends on all rows of a batch"
-    if kind in _MAPS:
-        return "it maps whole batches: call map() before batch()"
     return f"{kind.lower()}(...) comes after batch()"
 
 
-def _walk(
-    elements: Dataset,
-) -> tuple[Dataset, list[ElementMap | Dataset], list[Function], list[Tensor]]:
-    """The source, the stages between it and ``elements``; what the maps depend on.
+# --- functions of batches -------------------------------------------------------------
 
-    That is their functions, and the tensors that these have captured.
-    """
-    between: list[Dataset] = []
-    """The stages that follow the first divided map, and that map, the last one first.
-    """
-    functions: dict[Dataset, Function] = {}
-    dataset, source, length = elements, elements, 0
-    reason = None
-    while len(inputs := tf_internals.inputs_of(dataset)) == 1:
-        kind = tf_internals.kind_of(dataset)
+
+def _function_of_batches(stage: Dataset) -> MapFunction:
+    try:
+        return map_function(stage, may_draw=False)
+    except Undivided as reason:
+        raise Undivided(f"it maps whole batches, and {reason}") from None
+
+
+def _divided_stages(
+    stages: Sequence[Dataset],
+    functions: Mapping[Dataset, MapFunction],
+    batch: Dataset,
+    size: int,
+    split: Split,
+) -> list[BatchMap | Dataset]:
+    """The stages after ``batch``, with divided functions."""
+    specs = tf.nest.flatten(batch.element_spec)
+    shapes = [(size, *spec.shape[1:]) for spec in specs]
+    divided_stages: list[BatchMap | Dataset] = []
+    for stage in stages:
+        function = functions.get(stage)
+        if function is None:
+            divided_stages.append(stage)
+            continue
+        own, shapes = row_function(function, shapes, split)
+        parallel_calls = tf_datasets.parallel_calls_of(stage)
+        divided_stages.append(BatchMap(function.concrete, own, parallel_calls))
+    return divided_stages
+
+
+# --- functions of elements ------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Elements:
+    """A dataset as a source, and the divided functions of its elements."""
+
+    source: Dataset
+    stages: list[ElementMap | Dataset] = field(default_factory=list)
+    functions: list[MapFunction] = field(default_factory=list)
+    results: int = 0
+    """How many tensors an element has after the functions."""
+
+    @property
+    def is_costly(self) -> bool:
+        """Whether it is worth to divide the functions."""
+        return any(map(is_costly, self.functions))
+
+    @classmethod
+    def of(cls, dataset: Dataset, reasons: list[str]) -> _Elements:
+        """All functions are divided after which there is nothing that needs results.
+
+        ``reasons`` gets why others are not divided.
+        """
+        kind, inputs = tf_internals.kind_of(dataset), tf_internals.inputs_of(dataset)
+        whole = cls(dataset, results=len(tf.nest.flatten(dataset.element_spec)))
         if kind in _MAPS:
             try:
-                functions[dataset] = _function_of(dataset)
-            except _Undivided as undivided:
-                reason = str(undivided)
-                break
-        elif kind not in _COUNTS and kind not in _TRANSPARENT:
-            if not functions:
-                reason = f"{kind.lower()}(...) comes between map() and batch()"
-            break
-        if kind != "Options":
-            between.append(dataset)
-        (dataset,) = inputs
-        if kind in _MAPS:
-            source, length = dataset, len(between)
-    if not any(map(_is_costly, functions.values())):
-        too_little = "too little is computed before batch() to be worth it"
-        raise _Undivided(reason or too_little)
-    _specs(source, "elements before map()")
-    stages: list[ElementMap | Dataset] = []
-    captured: list[Tensor] = []
-    for stage in reversed(between[:length]):
-        if stage in functions:
-            function = tf_datasets.map_function_of(stage)
-            assert function is not None
-            captured += function.captured_inputs
+                function = map_function(dataset, may_draw=True)
+                return cls.of(inputs[0], reasons).with_map(dataset, function)
+            except Undivided as reason:
+                reasons.append(str(reason))
+            return whole
+        if kind == "Zip":
+            return cls.joined(whole, [cls.of(each, reasons) for each in inputs])
+        if kind not in (*_ORDER, *_TRANSPARENT):
+            if len(inputs) == 1:
+                reasons.append(f"{kind.lower()}(...) comes between map() and batch()")
+            return whole
+        below = cls.of(inputs[0], reasons)
+        if not below.is_costly:
+            return whole
+        if kind == "Prefetch":
+            below.stages.append(dataset)
+        elif kind != "Options":
             try:
-                drawing, element_map = _drawing_apart(stage, function)
-            except (ValueError, TypeError, NotImplementedError) as error:
-                said = f"the function of map() cannot be rewritten: {error}"
-                raise _Undivided(said) from error
-            stages.append(element_map)
-            if drawing is not None:
-                source = source.map(_with_draws(drawing))
-        elif tf_internals.kind_of(stage) == "Prefetch":
-            stages.append(stage)
-        else:
-            source = with_stage(stage, source)
-    return source, stages, list(functions.values()), captured
+                below.source = with_stage(dataset, below.source)
+            except ValueError as error:
+                reasons.append(f"{kind.lower()}(...) comes after map(): {error}")
+                return whole
+        return below
+
+    def with_map(self, dataset: Dataset, function: MapFunction) -> _Elements:
+        """The elements after a ``map`` with this function."""
+        try:
+            drawing, element_map = _drawing_apart(dataset, function)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            said = f"the function of map() cannot be rewritten: {error}"
+            raise Undivided(said) from error
+        if drawing is not None:
+            self.source = self.source.map(_with_draws(drawing))
+        self.stages.append(element_map)
+        self.functions.append(function)
+        self.results = element_map.results
+        return self
+
+    @classmethod
+    def joined(cls, whole: _Elements, parts: Sequence[_Elements]) -> _Elements:
+        """The elements of ``zip``, whose functions get the tensors of one part."""
+        if not any(part.is_costly for part in parts):
+            return whole
+        joined = cls(tf.data.Dataset.zip(tuple(part.source for part in parts)))
+        for part in parts:
+            joined.stages += [
+                replace(stage, first=joined.results + stage.first)
+                if isinstance(stage, ElementMap)
+                else stage
+                for stage in part.stages
+            ]
+            joined.functions += part.functions
+            joined.results += part.results
+        return joined
 
 
 def _drawing_apart(
-    dataset: Dataset, whole: ConcreteFunction
+    dataset: Dataset, function: MapFunction
 ) -> tuple[ConcreteFunction | None, ElementMap]:
     """What the function of a ``map`` draws from states, and the rest of it.
 
     The same ops with the same seeds draw the same numbers in another function.
     """
+    whole, count = function.concrete, function.arguments
     results = len(tf.nest.flatten(dataset.element_spec))
     parallel_calls = tf_datasets.parallel_calls_of(dataset)
-    drawn = [tensor for op in _draws(whole) for tensor in op.outputs]
+    drawn = [tensor for op in draws(whole) for tensor in op.outputs]
     captured = whole.captured_inputs
-    count = len(whole.inputs) - len(captured)
     own, closed_over = whole.inputs[:count], whole.inputs[count:]
     if not drawn:
-        return None, ElementMap(whole, count, results, parallel_calls)
+        return None, ElementMap(whole, 0, count, results, parallel_calls)
     graph = whole.graph.as_graph_def()
 
     def drawing() -> list[Tensor]:
@@ -255,7 +349,7 @@ def _drawing_apart(
     specs = [tf.TensorSpec.from_tensor(tensor) for tensor in (*own, *drawn)]
     alone = tf.function(drawing, autograph=False).get_concrete_function()
     without = tf.function(rest, autograph=False).get_concrete_function(*specs)
-    return alone, ElementMap(without, len(specs), results, parallel_calls)
+    return alone, ElementMap(without, 0, len(specs), results, parallel_calls)
 
 
 def _copied(
@@ -313,187 +407,3 @@ def _with_draws(drawing: ConcreteFunction) -> Callable[..., Nest]:
 
     function: Callable[..., Nest] = with_draws
     return function
-
-
-def _specs(dataset: Dataset, what: str) -> Sequence[tf.TensorSpec]:
-    specs: Sequence[tf.TensorSpec] = tf.nest.flatten(dataset.element_spec)
-    if not specs or any(
-        type(spec) is not tf.TensorSpec or spec.dtype in (tf.resource, tf.variant)
-        for spec in specs
-    ):
-        raise _Undivided(f"its {what} hold more than dense tensors")
-    return specs
-
-
-# --- functions ------------------------------------------------------------------------
-
-
-_PYTHON = frozenset(("EagerPyFunc", "PyFunc", "PyFuncStateless"))
-_WITHOUT_EFFECT = frozenset((*CALLS, *LOOPS, *BRANCHES, "Assert", "NoOp"))
-"""Ops that TensorFlow calls stateful, though they depend on their inputs alone."""
-_LOOKUPS = frozenset(
-    f"LookupTable{name}{version}" for name in ("Find", "Size") for version in ("", "V2")
-)
-
-
-def _ops(function: Function) -> list[ProtocolBuffer]:
-    """All nodes of a function, but for calls of others, whose nodes are among them."""
-    return [
-        node for node in all_nodes(function) if not tf_functions.is_function(node.op)
-    ]
-
-
-def _function_of(dataset: Dataset) -> Function:
-    """The function of a ``map``. Raises _Undivided if all ranks must call it."""
-    if not tf_datasets.keeps_order(dataset):
-        raise _Undivided("map() may change the order (deterministic=False)")
-    _specs(dataset, "elements")
-    concrete = tf_datasets.map_function_of(dataset)
-    function = None if concrete is None else function_named(concrete.name.decode())
-    if concrete is None or function is None:
-        raise _Undivided("the function of map() cannot be read")
-    draws_alike = _draws_alike(concrete, function)
-    for node in _ops(function):
-        if node.op in WITH_STATE and draws_alike:
-            continue
-        if (reason := _why_unsafe(node.op)) is not None:
-            raise _Undivided(f"the function of map() {reason}")
-    if any(tensor.dtype == tf.variant for tensor in concrete.captured_inputs):
-        raise _Undivided("the function of map() reads another dataset")
-    handles = [t for t in concrete.captured_inputs if t.dtype == tf.resource]
-    tables = _static_tables(handles)
-    if any(id(handle) not in tables for handle in handles):
-        raise _Undivided("the function of map() reads a variable or a mutable table")
-    return function
-
-
-def _draws(function: ConcreteFunction) -> list[Operation]:
-    operations = function.graph.get_operations()
-    return [op for op in operations if op.type in WITH_STATE]
-
-
-def _draws_alike(concrete: ConcreteFunction, function: Function) -> bool:
-    """Whether a function draws the same numbers whatever the element is."""
-    todo = _draws(concrete)
-    if len(todo) != sum(node.op in WITH_STATE for node in _ops(function)):
-        return False
-    seen = set(todo)
-    while todo:
-        op = todo.pop()
-        if op.type == "Placeholder" or not (
-            op.type in WITH_STATE or _why_unsafe(op.type) is None
-        ):
-            return False
-        sources = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - seen
-        seen |= sources
-        todo += sources
-    return True
-
-
-def _why_unsafe(op_type: str) -> str | None:
-    """Why what a function returns may depend on more than the element."""
-    if op_type in _PYTHON:
-        return "calls Python (py_function or numpy_function)"
-    definition = tf_functions.op_def(op_type)
-    if definition is None:
-        return f"has the op {op_type}, which is not known"
-    if "Dataset" in op_type or "Iterator" in op_type:
-        return f"reads another dataset ({op_type})"
-    if not definition.is_stateful or op_type in _WITHOUT_EFFECT | _LOOKUPS:
-        return None
-    if is_draw(op_type) or op_type.startswith("Random"):
-        return (
-            f"draws random numbers from a state ({op_type}) in a branch or a loop, or "
-            "of a shape that depends on the element: draw them before, or use "
-            "tf.random.stateless_* or tf.image.stateless_*, with seeds from the dataset"
-        )
-    if "Variable" in op_type or op_type.startswith(("Rng", "VarHandle")):
-        return f"uses a variable ({op_type})"
-    return f"has an effect or a state ({op_type})"
-
-
-_tables: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""The tables found so far, by the ``id`` of their handles, which they keep alive."""
-
-
-def _static_tables(handles: Sequence[Tensor]) -> Mapping[int, Any]:
-    """Tables that do not change, by the ``id`` of their handles.
-
-    Among them are those of ``handles``, as far as these belong to such tables.
-    """
-    if any(id(handle) not in _tables for handle in handles):
-        # Not isinstance: it may call code of objects that stand for others.
-        for table in gc.get_objects():
-            if issubclass(type(table), tf.lookup.StaticHashTable):
-                _tables[id(table.resource_handle)] = table
-    return _tables
-
-
-_CHEAP = frozenset(
-    (
-        *("Placeholder", "Const", "Identity", "IdentityN", "NoOp", "Cast", "Bitcast"),
-        *("Reshape", "ExpandDims", "Squeeze", "Shape", "Size", "Rank", "Transpose"),
-        *("Pack", "Unpack", "Concat", "ConcatV2", "StridedSlice", "Slice", "GatherV2"),
-        *("Split", "SplitV", "Fill", "Range", "ZerosLike", "OnesLike", "OneHot"),
-        *("Add", "AddV2", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "FloorDiv"),
-        *("FloorMod", "Neg", "Abs", "Square", "Sqrt", "Maximum", "Minimum", "Pow"),
-        *("Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"),
-        *("LogicalAnd", "LogicalOr", "LogicalNot", "Select", "SelectV2", "EnsureShape"),
-        *("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "BroadcastTo"),
-        *("StopGradient", "Assert", *CALLS, *_LOOKUPS),
-    )
-)
-"""Ops that take less time than to divide a pipeline, if their tensors are small."""
-_SMALL = 1 << 14
-"""The most numbers of a small tensor."""
-
-
-def _is_costly(function: Function) -> bool:
-    """Whether to call a function for fewer elements is worth dividing the pipeline."""
-    if any(node.op not in _CHEAP | WITH_STATE for node in _ops(function)):
-        return True
-    shapes = [
-        tf.TensorShape(shape)
-        for node in _ops(function)
-        for shape in node.attr["_output_shapes"].list.shape
-        if "_output_shapes" in node.attr
-    ]
-    return any(
-        shape.rank is not None and (elements_of(shape.as_list()) or 0) > _SMALL
-        for shape in shapes
-    )
-
-
-# --- what the ranks must have in common -----------------------------------------------
-
-
-def _digest(functions: Sequence[Function], captured: Sequence[Tensor]) -> int:
-    checksum = 0
-    for function in functions:
-        for node in _ops(function):
-            checksum = zlib.crc32(node.op.encode(), checksum)
-            for name, attribute in sorted(node.attr.items()):
-                # The names of functions have numbers that ranks may not share.
-                is_name = attribute.HasField("func") or attribute.list.func
-                if is_name or name.startswith("_"):
-                    continue
-                data = attribute.SerializeToString(deterministic=True)
-                checksum = zlib.crc32(name.encode() + data, checksum)
-    tables = _static_tables([t for t in captured if t.dtype == tf.resource])
-    for tensor in captured:
-        is_table = tensor.dtype == tf.resource
-        data = _of_table(tables[id(tensor)]) if is_table else _bytes(np.asarray(tensor))
-        checksum = zlib.crc32(data, checksum)
-    return checksum
-
-
-def _of_table(table: Any) -> bytes:
-    """The keys and values of a table, in an order that ranks share."""
-    keys, values = (np.asarray(tensor) for tensor in table.export())
-    order = np.argsort(keys)
-    return _bytes(keys[order]) + _bytes(values[order])
-
-
-def _bytes(array: Array) -> bytes:
-    is_text = array.dtype == object
-    return repr(array.tolist()).encode() if is_text else array.tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,12 +13,20 @@ from tfcluster.runtime.contract import PrivateName, names
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tfcluster.runtime.tensor_types import ConcreteFunction, Dataset, Nest, Tensor
+    from tfcluster.runtime.tensor_types import (
+        ConcreteFunction,
+        Dataset,
+        Nest,
+        ProtocolBuffer,
+        Tensor,
+    )
 
 _PIPELINES = "dividing pipelines of tf.data among the ranks"
 _BATCH = ("_batch_size", "_drop_remainder")
 _MAP = ("_map_func", "_preserve_cardinality")
+_SHUFFLE = ("_buffer_size", "_seed", "_seed2", "_reshuffle_each_iteration")
 _PARALLEL = ("_num_parallel_calls", "_deterministic")
+_IN_MEMORY = ("Tensor", "TensorSlice")
 _IN_PARALLEL = "Parallel"
 """The beginning of kinds of datasets that call functions in parallel."""
 
@@ -27,16 +36,24 @@ NAMES = (
         for where, own in (
             ("batch_op._BatchDataset", _BATCH),
             ("batch_op._ParallelBatchDataset", (*_BATCH, *_PARALLEL)),
+            ("from_tensor_slices_op._TensorSliceDataset", ("_tensors",)),
+            ("from_tensors_op._TensorDataset", ("_tensors",)),
             ("map_op._MapDataset", _MAP),
             ("map_op._ParallelMapDataset", (*_MAP, *_PARALLEL)),
             ("prefetch_op._PrefetchDataset", ("_buffer_size",)),
             ("repeat_op._RepeatDataset", ("_count",)),
-            ("shuffle_op._ShuffleDataset", ("_reshuffle_each_iteration",)),
+            ("shuffle_op._ShuffleDataset", _SHUFFLE),
             ("skip_op._SkipDataset", ("_count",)),
             ("take_op._TakeDataset", ("_count",)),
         )
         for name in own
     ),
+    *names(
+        "tensorflow.python.data.ops.dataset_ops",
+        _PIPELINES,
+        "UnaryUnchangedStructureDataset",
+    ),
+    *names("tensorflow.data.Dataset", _PIPELINES, "_flat_structure"),
     *names(
         "tensorflow.python.data.ops.structured_function.StructuredFunctionWrapper",
         _PIPELINES,
@@ -75,6 +92,111 @@ def count_of(dataset: Dataset) -> int:
 def reshuffles(dataset: Dataset) -> bool:
     """Whether what ``shuffle`` made has another order in each pass."""
     return bool(dataset._reshuffle_each_iteration)
+
+
+_MOST_BYTES = 1 << 28
+"""Of the data of a pipeline that may be copied to read its graph."""
+
+
+def seed_generator_of(shuffle: Dataset) -> Tensor:
+    """The handle of the generator from which a ``shuffle`` draws seeds for each pass.
+
+    Raises ValueError if it cannot be found.
+    """
+    import tensorflow as tf
+
+    found = _generators.get(shuffle)
+    if found is None:
+        if _bytes_of(shuffle) > _MOST_BYTES:
+            raise ValueError(f"its data have more than {_MOST_BYTES >> 20} MiB")
+        try:
+            graph = tf.compat.v1.GraphDef.FromString(
+                tf.raw_ops.DatasetToGraphV2(
+                    input_dataset=tf_internals.variant_of(shuffle),
+                    external_state_policy=1,  # Nothing runs this graph.
+                ).numpy()
+            )
+        except (tf.errors.OpError, ValueError) as error:
+            raise ValueError(f"its pipeline cannot be read: {error}") from error
+        nodes = {node.name: node for node in graph.node}
+        results = [node.input[0] for node in graph.node if node.op == "_Retval"]
+        last = nodes[results[0].partition(":")[0]] if results else None
+        if last is None or last.op != "ShuffleDatasetV3":
+            raise ValueError("it is of another version of TensorFlow")
+        handle = nodes[last.input[4].partition(":")[0]].attr["value"].tensor
+        found = _generators[shuffle] = _resource(handle)
+    return found
+
+
+_generators: weakref.WeakKeyDictionary[Dataset, Tensor] = weakref.WeakKeyDictionary()
+"""The handles that were found, by the datasets that own the generators."""
+
+
+def _resource(handle: ProtocolBuffer) -> Tensor:
+    """An eager tensor that holds this handle, a TensorProto."""
+    import tensorflow as tf
+
+    node = tf.compat.v1.NodeDef(name="handle", op="Const")
+    node.attr["dtype"].type = tf.resource.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(handle)
+    definition = tf.compat.v1.GraphDef(node=[node])
+
+    def make() -> Tensor:
+        (tensor,) = tf.graph_util.import_graph_def(definition, {}, ["handle:0"])
+        return tensor
+
+    tensor: Tensor = tf.function(make, autograph=False)()
+    return tensor
+
+
+def _bytes_of(dataset: Dataset) -> int:
+    """How many bytes of data a pipeline holds itself, not in files."""
+    source: Any = dataset
+    own = source._tensors if tf_internals.kind_of(dataset) in _IN_MEMORY else ()
+    inputs = tf_internals.inputs_of(dataset)
+    return sum(map(_size_of, own)) + sum(map(_bytes_of, inputs))
+
+
+def _size_of(tensor: Tensor) -> int:
+    import tensorflow as tf
+
+    if tensor.dtype == tf.string:
+        return sum(map(len, tensor.numpy().reshape(-1).tolist()))
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
+
+
+def shuffled_like(shuffle: Dataset, dataset: Dataset) -> Dataset:
+    """``dataset`` in the order in which ``shuffle`` shuffles.
+
+    Passes over either of them draw their seeds from one generator. Raises ValueError if
+    that is not possible.
+    """
+    shuffled: Dataset = _shuffle_type()(shuffle, dataset)
+    return shuffled
+
+
+@functools.cache
+def _shuffle_type() -> Any:
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+
+    base: Any = dataset_ops.UnaryUnchangedStructureDataset
+
+    class ShuffleDataset(base):  # type: ignore[misc]  # untyped
+        def __init__(self, like: Any, dataset: Dataset) -> None:
+            self._reshuffle_each_iteration = like._reshuffle_each_iteration
+            variant = tf.raw_ops.ShuffleDatasetV3(
+                input_dataset=tf_internals.variant_of(dataset),
+                buffer_size=like._buffer_size,
+                seed=like._seed,
+                seed2=like._seed2,
+                seed_generator=seed_generator_of(like),
+                reshuffle_each_iteration=like._reshuffle_each_iteration,
+                **like._flat_structure,
+            )
+            super().__init__(dataset, variant)
+
+    return ShuffleDataset
 
 
 def buffer_size_of(dataset: Dataset) -> int:

@@ -130,7 +130,8 @@ class ExplainHook(Hook):
             if key not in self._datasets:
                 continue
             _, dataset, is_of_keras = self._datasets[key]
-            pipeline = divided(dataset, self._ranks.size)
+            (split,) = self._ranks.splits
+            pipeline = divided(dataset, split)
             reason = pipeline if isinstance(pipeline, str) else None
             if reason == NO_BATCHES:
                 continue

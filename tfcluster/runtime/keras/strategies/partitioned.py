@@ -116,10 +116,10 @@ def install(
     def divide_input(dataset: Dataset) -> Dataset:
         if is_paused() or threading.current_thread() is not threading.main_thread():
             return dataset
-        pipeline = input_pipelines.divided(dataset, ranks.size)
+        (split,) = ranks.splits
+        pipeline = input_pipelines.divided(dataset, split)
         if isinstance(pipeline, str):
             return dataset
-        (split,) = ranks.splits
         begin = DividedPipeline(pipeline, split, divided_inputs).begin
         return Passes(dataset, begin)
 
