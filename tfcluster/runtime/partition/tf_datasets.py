@@ -145,7 +145,7 @@ def _resource(handle: ProtocolBuffer) -> Tensor:
         (tensor,) = tf.graph_util.import_graph_def(definition, {}, ["handle:0"])
         return tensor
 
-    tensor: Tensor = tf.function(make, autograph=False)()
+    tensor: Tensor = tf.function(make, autograph=False).get_concrete_function()()
     return tensor
 
 
