@@ -136,6 +136,7 @@ _DURATION = {"type": "string", "pattern": f"^{DURATION_PATTERN}$"}
 
 
 _SIZES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZES |= {"KB": 1e3}
 _SIZE = f"([0-9]+(?:[.][0-9]+)?)({'|'.join(_SIZES)})"
 
 

@@ -41,7 +41,8 @@ UNARY: dict[str, dict[str, Any]] = {
 OTHERS = {
     *("AsString", "DecodeBase64", "DecodeCSV", "DecodeCompressed", "Fingerprint"),
     *("DecodePaddedRaw", "LookupTableFind", "LookupTableFindV2"),
-    *("ParseExampleV2", "ReduceJoin", "RegexFullMatch", "RegexReplace"),
+    *("ParseExampleV2", "PartitionedCall", "ReduceJoin", "RegexFullMatch"),
+    "RegexReplace",
     *("StringJoin", "StringToNumber", "Substr", "UnicodeScript"),
 }
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+
+import tensorflow as tf
 
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value
 from tfcluster.runtime.partition.placement import (
+    REPLICATE,
     Placement,
     Shape,
     Shard,
@@ -44,6 +48,24 @@ class Placed:
     @property
     def outputs(self) -> list[Placement]:
         return [at_home(self.placements[value]) for value in self.graph.outputs]
+
+    def gathers_strings(self, whole: AbstractSet[Value] = frozenset()) -> bool:
+        """Whether somebody needs all of strings of which a rank has its rows.
+
+        Ranks exchange no strings. Those of ``whole`` are there as a whole, too.
+        """
+        wants = [
+            (value, want)
+            for node, plan in self.plans.items()
+            for value, want in zip(node.inputs, plan.want, strict=not node.is_folded)
+        ]
+        wants += [(value, REPLICATE) for value in self.graph.outputs]
+        return any(
+            value.dtype == tf.string
+            and value not in whole
+            and want == REPLICATE != self.placements[value]
+            for value, want in wants
+        ) or any(b.gathers_strings() for bodies in self.bodies.values() for b in bodies)
 
     def exchanges(self) -> bool:
         """Whether the placements are not all the same as on one machine."""

@@ -90,7 +90,12 @@ class ProgramInput:
     @property
     def is_data(self) -> bool:
         """Whether it holds numbers."""
-        return self.tensor.dtype not in (*_HANDLES, tf.string)
+        return self.has_rows and self.tensor.dtype != tf.string
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it holds numbers or strings."""
+        return self.tensor.dtype not in _HANDLES
 
     def argument(self) -> Argument:
         if self.tensor.dtype in _HANDLES or self.part is None:
@@ -345,6 +350,12 @@ class Programs:
                 if variable not in divided
             }
         placed = propagate(graph, placements, rows, variables)
+        if placed.gathers_strings(set(graph.inputs)):
+            placements = [
+                REPLICATE if value.tensor.dtype == tf.string else placement
+                for value, placement in zip(inputs, placements, strict=True)
+            ]
+            placed = propagate(graph, placements, rows, variables)
         seconds["propagate"] = clock() - began
         of_tape = self.label.startswith(_OF_TAPES)
         alone = self._own_rows is not None and (of_tape or trains)
@@ -428,7 +439,7 @@ class Programs:
             value.placement
             or (
                 Shard(0, rows)
-                if rows is not None and value.is_data and value.shape[:1] == (rows,)
+                if rows is not None and value.has_rows and value.shape[:1] == (rows,)
                 else REPLICATE
             )
             for value in inputs

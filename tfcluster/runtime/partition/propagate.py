@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
+import tensorflow as tf
+
 from tfcluster.runtime.partition import moments, variable_placements
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value, elements_of
@@ -227,6 +229,7 @@ class _Propagation:
                 node, placements, self._placed.table_rows, self._placed.rows
             )
             or moments.plan_of(node, placements)
+            or self._of_whole_strings(node, placements)
         )
         if plan is not None:
             return plan
@@ -256,6 +259,27 @@ class _Propagation:
                 for value in node.outputs
             ],
         )
+
+    def _of_whole_strings(
+        self, node: Node, placements: Sequence[Placement]
+    ) -> LocalPlan | None:
+        """A plan for an op that makes numbers of strings that every rank has."""
+        rows, rule = self._placed.rows, RULES.get(node.type)
+        given = [
+            Shard(0, rows)
+            if rows is not None
+            and value.dtype == tf.string
+            and placement == REPLICATE
+            and (value.shape or ())[:1] == (rows,)
+            else placement
+            for value, placement in zip(node.inputs, placements, strict=True)
+        ]
+        makes_strings = any(value.dtype == tf.string for value in node.outputs)
+        if rule is None or given == list(placements) or makes_strings:
+            return None
+        plan = rule(PlacedOp(node, given))
+        is_possible = plan is not None and _is_possible(node, given, plan)
+        return plan if is_possible else None
 
     # --- loops and branches -----------------------------------------------------------
 

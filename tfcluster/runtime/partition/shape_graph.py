@@ -208,12 +208,20 @@ class ShapeGraph:
         """Those whose values depend on draws that are for XLA: from the same seed, it
         makes other numbers than TensorFlow's kernels, by which constants are known."""
         self.tensors: dict[Value, Tensor] = {}
+        self.instead: dict[Node, Node] = {}
+        """For nodes that others only wait for: what these can wait for instead."""
         self.for_xla = False
         """Whether XLA is to compile the nodes that are added now."""
         self._names: dict[str, int] = {}
 
     def finished(self, outputs: Sequence[Value]) -> OpGraph:
         self.flush()
+        before: set[Node] = set()
+        for node in self._nodes:
+            for index, control in enumerate(node.controls):
+                if (instead := self.instead.get(control)) in before:
+                    node.controls[index] = instead
+            before.add(node)
         return OpGraph(self._inputs, self._nodes, list(outputs))
 
     # --- values -----------------------------------------------------------------------
@@ -302,6 +310,15 @@ class ShapeGraph:
         if not stateful and all(value.node in self._constants for value in inputs):
             self._constants.add(node)
         return node
+
+    def ensure_shape(self, value: Value, shape: Shape, name: str) -> Node:
+        """Note the shape of a value of which TensorFlow infers none."""
+        value.shape = shape
+        kept = {
+            "T": tf.compat.v1.AttrValue(type=value.dtype.as_datatype_enum),
+            "shape": tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto()),
+        }
+        return self.add("EnsureShape", [value], [], kept, [value.dtype], name)
 
     # --- shapes -----------------------------------------------------------------------
 

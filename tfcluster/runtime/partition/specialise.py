@@ -26,6 +26,7 @@ from tfcluster.runtime.partition.functions import (
 )
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value
 from tfcluster.runtime.partition.placement import Shape
+from tfcluster.runtime.partition.ragged_rows import TO_DENSE, ragged_rows
 from tfcluster.runtime.partition.shape_graph import (
     ELEMENT_SHAPE_INPUT,
     Argument,
@@ -166,6 +167,12 @@ class _Specialiser(ShapeGraph):
             return self._shapes(source, inputs, controls, path)
         if definition.op in _LOOKUPS:
             return self._look_up(source, inputs, controls, path)
+        if definition.op in TO_DENSE:
+            self.flush()
+            rows = ragged_rows(definition.op, definition.attr, inputs)
+            if rows is not None:
+                nodes = rows.added_to(self, source.output_types, controls, path)
+                return nodes[-1].outputs, nodes
         if definition.op == "IdentityN" and not controls:
             # Keras passes all gradients through one: the first would wait for the last.
             return inputs, [value.node for value in inputs]
@@ -195,14 +202,8 @@ class _Specialiser(ShapeGraph):
         value = node.outputs[0]
         if keys is None or default is None:
             return [value], [node]
-        shape = tf.TensorShape((*keys, *default))
-        value.shape = (*keys, *default)
-        kept = {
-            "T": tf.compat.v1.AttrValue(type=value.dtype.as_datatype_enum),
-            "shape": tf.compat.v1.AttrValue(shape=shape.as_proto()),
-        }
-        checked = self.add("EnsureShape", [value], [], kept, [value.dtype], path[-1])
-        return [checked.outputs[0]], [node, checked]
+        checked = self.ensure_shape(value, (*keys, *default), path[-1])
+        return checked.outputs, [node, checked]
 
     def _shapes(
         self,

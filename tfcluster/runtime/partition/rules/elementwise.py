@@ -63,7 +63,10 @@ _TERNARY = (
 )
 
 
-@rule(*_UNARY, *_BINARY, *_TERNARY)
+ELEMENTWISE = (*_UNARY, *_BINARY, *_TERNARY)
+
+
+@rule(*ELEMENTWISE)
 def elementwise(op: PlacedOp) -> LocalPlan:
     """All inputs are broadcast to the output's shape, and divided alike."""
     target = _target(op)

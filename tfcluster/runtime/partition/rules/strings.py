@@ -11,14 +11,25 @@ from tfcluster.runtime.partition.rules.table import (
     rule,
 )
 
+RAGGED_ROWS = "tfcluster_rows"
+"""The beginning of the names of functions that make a row of each string."""
+
 # Several inputs are broadcast to one shape.
-rule(
+ELEMENTWISE_OF_STRINGS = (
     *("AsString", "DecodeBase64", "EncodeBase64", "StaticRegexFullMatch"),
     *("StaticRegexReplace", "StringLength", "StringLower", "StringStrip"),
     *("StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong"),
     *("StringToNumber", "StringUpper", "UnicodeScript", "UnicodeTranscode"),
     *("Substr", "StringJoin", "DecodeCompressed"),
-)(elementwise)
+)
+rule(*ELEMENTWISE_OF_STRINGS)(elementwise)
+
+
+@rule("PartitionedCall")
+def rows_of_strings(op: PlacedOp) -> LocalPlan:
+    """A call of a function that ``ragged_rows`` has made."""
+    require(op.attribute("f").name.startswith(RAGGED_ROWS))
+    return op.alike([0])
 
 
 @rule("RegexFullMatch", "RegexReplace", "DecodePaddedRaw", "DecodeCSV")

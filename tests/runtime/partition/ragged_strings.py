@@ -1,0 +1,185 @@
+"""Strings that are split, and become rows of a fixed length, are divided by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.runtime.partition.cases import assert_equal, traced
+from tests.runtime.partition.installed import simulated_ranks
+from tests.runtime.partition.simulated import Divided, divide
+from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
+
+TEXTS = ["b a c, a", "", "  ", "a", "d d d d d d d d", "c a", "b", "e b a!"] * 2
+ROWS = len(TEXTS)
+VOCABULARY = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(["a", "b", "c"], [3, 4, 5]), 9
+)
+
+
+def vectorized(**options: Any) -> Callable[[Any], Any]:
+    layer = keras.layers.TextVectorization(max_tokens=6, **options)
+    layer.adapt(TEXTS)
+    return lambda texts: layer(texts)
+
+
+def padded(texts: Any, columns: int | None = 4) -> Any:
+    words = tf.strings.split(texts)
+    return VOCABULARY.lookup(words).to_tensor(0, shape=[None, columns])
+
+
+def by_row_splits(texts: Any) -> Any:
+    words = tf.strings.split(texts)
+    splits = words.row_splits
+    again = tf.RaggedTensor.from_row_splits(words.flat_values, splits, validate=False)
+    lengths = again.with_flat_values(tf.strings.length(again.flat_values))
+    return lengths.to_tensor(-1, shape=[None, 3])
+
+
+def with_a_number_of_all_rows(texts: Any) -> Any:
+    """Each entry depends on how many entries all strings have."""
+    words = tf.strings.split(texts)
+    numbers = tf.strings.length(words.flat_values) * tf.size(words.flat_values)
+    return words.with_flat_values(numbers).to_tensor(0, shape=[None, 3])
+
+
+DIVIDED: dict[str, Callable[[Any], Any]] = {
+    "padded": padded,
+    "by row splits": by_row_splits,
+    "of a fixed length": vectorized(output_sequence_length=3),
+    "n-grams": vectorized(output_sequence_length=3, ngrams=(1, 2)),
+    "multi-hot": vectorized(output_mode="multi_hot"),
+    "counts of n-grams": vectorized(output_mode="count", ngrams=2),
+    "TF-IDF": vectorized(output_mode="tf_idf"),
+}
+
+
+def divided_by_rows(
+    function: Callable[[Any], Any], size: int, placement: Placement
+) -> Divided:
+    found = divide(function, [TEXTS], [placement], size, ROWS)
+    found.assert_equal()
+    assert any(node.type == "PartitionedCall" for node in found.placed.nodes)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", DIVIDED)
+def test_rows_depend_on_one_string_each(name: str, size: int) -> None:
+    found = divided_by_rows(DIVIDED[name], size, Shard(0, ROWS))
+    assert found.outputs == [Shard(0, ROWS)]
+    assert not found.computed_whole
+    assert not found.written.exchanged[:-1]  # The last makes the result whole.
+
+
+def test_whole_strings_are_divided_where_numbers_are_made_of_them() -> None:
+    found = divided_by_rows(padded, 2, REPLICATE)
+    assert found.outputs == [Shard(0, ROWS)]
+
+
+def test_what_depends_on_all_strings_is_computed_before() -> None:
+    found = divide(with_a_number_of_all_rows, [TEXTS], [REPLICATE], 2, ROWS)
+    found.assert_equal()
+    assert found.outputs == [Shard(0, ROWS)]
+
+
+def reversed_rows(texts: Any) -> Any:
+    words = tf.strings.split(texts)
+    return tf.reverse(words.flat_values, [0])[:3]
+
+
+def of_other_rows(texts: Any) -> Any:
+    words = tf.strings.split(texts)
+    shifted = tf.roll(tf.strings.length(words.flat_values), 1, 0)
+    return words.with_flat_values(shifted).to_tensor(0, shape=[None, 3])
+
+
+def with_other_numbers_of_rows(texts: Any) -> Any:
+    words = tf.strings.split(texts)
+    numbers = tf.reverse(words.value_rowids(), [0])[::-1] // 2
+    again = tf.RaggedTensor.from_value_rowids(words.flat_values, numbers, ROWS)
+    return tf.strings.length(again.to_tensor("", shape=[None, 3]))
+
+
+WHOLE: dict[str, Callable[[Any], Any]] = {
+    "of any length": lambda texts: padded(texts, None),
+    "entries of other rows": of_other_rows,
+    "other rows": with_other_numbers_of_rows,
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_other_rows_are_computed_whole(name: str) -> None:
+    found = divide(WHOLE[name], [TEXTS], [REPLICATE], 2, ROWS)
+    found.assert_equal()
+    assert not any(node.type == "PartitionedCall" for node in found.placed.nodes)
+
+
+def test_strings_that_are_needed_as_a_whole_are_not_divided() -> None:
+    """They are returned, or printed; all ranks have them, and exchange none."""
+
+    def returned() -> Any:
+        @traced
+        def function(texts: Any, numbers: Any) -> Any:
+            upper = tf.strings.upper(texts)
+            return upper, padded(texts), tf.reduce_sum(numbers)
+
+        return function(tf.constant(TEXTS), tf.range(ROWS))
+
+    def branched() -> Any:
+        @traced
+        def function(texts: Any, numbers: Any) -> Any:
+            if tf.reduce_sum(numbers) > 3:
+                texts = tf.strings.lower(texts)
+            return tf.reduce_sum(padded(texts)), tf.strings.reduce_join(texts)
+
+        return function(tf.constant(TEXTS), tf.range(ROWS))
+
+    for make in (returned, branched):
+        alone = [each.numpy() for each in make()]
+        with simulated_ranks(2, strict=True) as hook:
+            found = [each.numpy() for each in make()]
+        assert sum(program.is_divided for program in hook.programs) == 1
+        for one, other in zip(alone, found, strict=True):
+            assert np.array_equal(one, other)
+
+
+def test_a_model_of_strings_is_divided() -> None:
+    layer = vectorized(output_mode="multi_hot")
+
+    def make() -> Any:
+        weights = tf.Variable(tf.ones((6, 1)))
+
+        @traced
+        def step(texts: Any, labels: Any) -> Any:
+            with tf.GradientTape() as tape:
+                found = tf.cast(layer(texts), tf.float32) @ weights
+                loss = tf.reduce_mean((found - labels) ** 2)
+            weights.assign_sub(0.1 * tape.gradient(loss, weights))
+            return loss
+
+        labels = tf.reshape(tf.range(float(ROWS)), (-1, 1))
+        return *(step(tf.constant(TEXTS), labels) for _ in range(2)), weights
+
+    assert assert_equal(make) == 1
+
+
+def test_equal_functions_have_one_name() -> None:
+    names = {
+        python_name(node)
+        for _ in range(2)
+        for node in divided_by_rows(padded, 2, REPLICATE).placed.nodes
+        if node.type == "PartitionedCall"
+    }
+    assert len(names) == 1
+    assert np.char.startswith(names.pop(), "tfcluster_rows_")
+
+
+def python_name(node: Any) -> str:
+    name: str = node.attribute("f").name
+    return name
