@@ -55,6 +55,17 @@ def test_of_differing_batches_all_ranks_use_the_chiefs(rows: int) -> None:
     assert said[0].startswith("step: the ranks have different batches")
 
 
+def test_strings_that_differ_become_the_chiefs() -> None:
+    def act(agreement: Agreement, rank: int) -> list[object]:
+        own = [b"a", b"", b"\xff\0c"] if rank == 0 else [b"ab", b"c"]
+        inputs = [tf.constant([own]), tf.constant([rank]), tf.constant([b"same"])]
+        return [each.numpy().tolist() for each in agreement.on("f", inputs)]
+
+    results, warnings = on_two_ranks(act)
+    assert results == [[[[b"a", b"", b"\xff\0c"]], [0], [b"same"]]] * 2
+    assert len(warnings) == 2
+
+
 def test_different_programs_are_an_error_on_all_ranks() -> None:
     def act(agreement: Agreement, rank: int) -> object:
         return agreement.on(f"step_{rank}", [])

@@ -13,6 +13,8 @@ import tensorflow as tf
 from tests.runtime.partition.cases import assert_equal, traced
 from tests.runtime.partition.installed import simulated_ranks
 from tests.runtime.partition.simulated import Divided, divide
+from tfcluster.runtime.partition.graph import Value
+from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
 
 TEXTS = ["b a c, a", "", "  ", "a", "d d d d d d d d", "c a", "b", "e b a!"] * 2
@@ -120,6 +122,18 @@ def test_other_rows_are_computed_whole(name: str) -> None:
     assert not any(node.type == "PartitionedCall" for node in found.placed.nodes)
 
 
+def strings_exchanged(hook: Hook) -> list[Value]:
+    return [
+        value
+        for program in hook.programs
+        if program.written is not None
+        for values in program.written.exchanged
+        for value in values
+        if value.dtype == tf.string
+        or (value.list is not None and value.list.dtype == tf.string)
+    ]
+
+
 def test_strings_that_are_needed_as_a_whole_are_not_divided() -> None:
     """They are returned, or printed; all ranks have them, and exchange none."""
 
@@ -145,8 +159,62 @@ def test_strings_that_are_needed_as_a_whole_are_not_divided() -> None:
         with simulated_ranks(2, strict=True) as hook:
             found = [each.numpy() for each in make()]
         assert sum(program.is_divided for program in hook.programs) == 1
+        assert not strings_exchanged(hook)
         for one, other in zip(alone, found, strict=True):
             assert np.array_equal(one, other)
+
+
+def counted(texts: Any) -> Any:
+    total, joined = tf.constant(0), tf.constant("")
+    for text in texts:
+        total += tf.strings.length(text)
+        joined = tf.strings.join([joined, text])
+    return total, joined
+
+
+def listed(texts: Any) -> Any:
+    found = tf.TensorArray(tf.string, ROWS)
+    for row in tf.range(ROWS):
+        found = found.write(row, tf.strings.upper(texts[row]))
+    return tf.strings.reduce_join(found.stack())
+
+
+WITH_STRINGS: dict[str, Callable[[Any], Any]] = {
+    "a loop over strings": counted,
+    "a list of strings": listed,
+    "map_fn to numbers": lambda texts: tf.map_fn(
+        tf.strings.length, texts, fn_output_signature=tf.int32
+    ),
+    "map_fn to strings": lambda texts: tf.map_fn(tf.strings.upper, texts),
+    "chosen": lambda texts: tf.boolean_mask(texts, tf.strings.length(texts) > 2),
+    "gathered": lambda texts: tf.gather(texts, tf.range(ROWS)[::-1]),
+    "joined to others": lambda texts: tf.concat([texts, ["x"]], 0),
+    "compared": lambda texts: tf.where(texts == "a", "yes", texts),
+    "unique": lambda texts: tf.unique(texts)[0],
+    "joined": lambda texts: tf.strings.reduce_join(texts, 0),
+    "reshaped": lambda texts: tf.strings.length(tf.reshape(texts, [ROWS // 2, 2])),
+    "split": lambda texts: tf.strings.split(texts).values,
+    "counts": lambda texts: tf.strings.split(texts).row_lengths(),
+    "numbers in strings": lambda texts: tf.strings.as_string(tf.strings.length(texts)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_STRINGS)
+def test_no_strings_are_exchanged(name: str) -> None:
+    @traced
+    def function(texts: Any, numbers: Any) -> Any:
+        return WITH_STRINGS[name](texts), numbers * 2
+
+    def make() -> list[Any]:
+        found = function(tf.constant(TEXTS), tf.range(ROWS))
+        return [each.numpy() for each in tf.nest.flatten(found)]
+
+    alone = make()
+    with simulated_ranks(2, strict=True) as hook:
+        found = make()
+    for one, other in zip(alone, found, strict=True):
+        assert np.array_equal(one, other)
+    assert not strings_exchanged(hook)
 
 
 def test_a_model_of_strings_is_divided() -> None:

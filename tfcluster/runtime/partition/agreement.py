@@ -7,6 +7,7 @@ to have batches of their own join them instead.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -74,7 +75,7 @@ class Agreement:
         """The inputs with which all ranks continue: this rank's, or the chief's.
 
         ``program`` is equal on all ranks that are to run the same program. The inputs
-        are numbers of any shapes and dtypes, which may differ between the ranks. Some
+        have any shapes and dtypes, which may differ between the ranks. Some
         of the ``variables`` are compared; see ``VariableCheck``. ``exchanges`` says
         what the program exchanges, unless its exchanges compare that themselves. Raises
         CollectiveMismatchError on all ranks if the programs differ, or what they
@@ -185,22 +186,41 @@ def _digest(arrays: Sequence[Array]) -> int:
     """A checksum of shapes, dtypes and values, 32 bits."""
     checksum = zlib.crc32(repr([(a.dtype.str, a.shape) for a in arrays]).encode())
     for array in arrays:
+        if array.dtype == object:
+            checksum = zlib.crc32(repr(array.tolist()).encode(), checksum)
+            continue
         flat = np.ascontiguousarray(array).reshape(-1)
         checksum = zlib.crc32(flat.view(np.uint8).data, checksum)
     return checksum
 
 
 def _packed(arrays: Sequence[Array]) -> bytes:
-    head = json.dumps([[a.dtype.name, a.shape] for a in arrays]).encode()
-    data = (np.ascontiguousarray(array).tobytes() for array in arrays)
+    """Arrays of numbers, or of strings, which are ``bytes`` objects."""
+    texts = [a.reshape(-1).tolist() if a.dtype == object else None for a in arrays]
+    head = json.dumps(
+        [
+            [array.dtype.name, array.shape, own and list(map(len, own))]
+            for array, own in zip(arrays, texts, strict=True)
+        ]
+    ).encode()
+    data = (
+        np.ascontiguousarray(array).tobytes() if own is None else b"".join(own)
+        for array, own in zip(arrays, texts, strict=True)
+    )
     return b"".join((struct.pack("<I", len(head)), head, *data))
 
 
 def _unpacked(data: bytes) -> list[Array]:
     (length,) = struct.unpack_from("<I", data)
     start = 4 + length
-    arrays = []
-    for name, shape in loads(data[4:start]):
+    arrays: list[Array] = []
+    for name, shape, lengths in loads(data[4:start]):
+        if name == "object":
+            ends = list(itertools.accumulate(lengths or (), initial=start))
+            texts = [data[one:other] for one, other in itertools.pairwise(ends)]
+            arrays.append(np.array(texts, object).reshape(shape))
+            start = ends[-1]
+            continue
         dtype = tf.as_dtype(str(name)).as_numpy_dtype
         array: Array = np.frombuffer(
             data, dtype, count=math.prod(shape), offset=start

@@ -39,6 +39,8 @@ class Placed:
     """Nodes with divided inputs that have no rule for them."""
     shards: Mapping[Shape, Shard] = field(default_factory=dict)
     """How sums of these shapes are divided: as optimizers' variables of the shapes."""
+    divides_strings: bool = True
+    """Whether a rank may compute its rows of strings only."""
     table_rows: frozenset[int] = frozenset()
     """Tensors of so many rows are divided by them."""
     reduced: dict[Value, Placement] = field(default_factory=dict)
@@ -61,9 +63,10 @@ class Placed:
         ]
         wants += [(value, REPLICATE) for value in self.graph.outputs]
         return any(
-            value.dtype == tf.string
+            holds_strings(value)
             and value not in whole
-            and want == REPLICATE != self.placements[value]
+            and is_whole(want)
+            and not is_whole(self.placements[value])
             for value, want in wants
         ) or any(b.gathers_strings() for bodies in self.bodies.values() for b in bodies)
 
@@ -72,3 +75,8 @@ class Placed:
         if not all(map(is_whole, self.placements.values())):
             return True
         return any(b.exchanges() for bodies in self.bodies.values() for b in bodies)
+
+
+def holds_strings(value: Value) -> bool:
+    """Whether it is a tensor or a list of strings."""
+    return tf.string in (value.dtype, None if value.list is None else value.list.dtype)

@@ -89,13 +89,9 @@ class ProgramInput:
 
     @property
     def is_data(self) -> bool:
-        """Whether it holds numbers."""
-        return self.has_rows and self.tensor.dtype != tf.string
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether it holds numbers or strings."""
-        return self.tensor.dtype not in _HANDLES
+        """Whether it holds numbers, or strings: a single one may be a file's name."""
+        handles = _HANDLES if self.shape else (*_HANDLES, tf.string)
+        return self.tensor.dtype not in handles
 
     def argument(self) -> Argument:
         if self.tensor.dtype in _HANDLES or self.part is None:
@@ -209,8 +205,8 @@ class Programs:
     def data_places(self, inputs: Sequence[ProgramInput]) -> list[int]:
         """The places of the program's data among its inputs and batches.
 
-        These are numbers that are equal on all ranks: neither variables, nor arrays
-        that the function has captured, nor parts.
+        These are equal on all ranks: neither variables, nor arrays that the function
+        has captured, nor parts.
         """
         arguments = len(self.function.arguments)
         return [
@@ -350,12 +346,6 @@ class Programs:
                 if variable not in divided
             }
         placed = propagate(graph, placements, rows, variables)
-        if placed.gathers_strings(set(graph.inputs)):
-            placements = [
-                REPLICATE if value.tensor.dtype == tf.string else placement
-                for value, placement in zip(inputs, placements, strict=True)
-            ]
-            placed = propagate(graph, placements, rows, variables)
         seconds["propagate"] = clock() - began
         of_tape = self.label.startswith(_OF_TAPES)
         alone = self._own_rows is not None and (of_tape or trains)
@@ -439,7 +429,7 @@ class Programs:
             value.placement
             or (
                 Shard(0, rows)
-                if rows is not None and value.has_rows and value.shape[:1] == (rows,)
+                if rows is not None and value.is_data and value.shape[:1] == (rows,)
                 else REPLICATE
             )
             for value in inputs

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfcluster.runtime.partition import moments, variable_placements
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value, elements_of
-from tfcluster.runtime.partition.placed import Placed
+from tfcluster.runtime.partition.placed import Placed, holds_strings
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
@@ -60,13 +60,22 @@ def propagate(
     are among the inputs.
     """
     table_rows |= table_rules.rows_of(inputs)
+    divides_strings = True
     while True:
         given = [
             HandleOf(variables[value]) if value in variables else placement
             for value, placement in zip(graph.inputs, inputs, strict=True)
         ]
         shards = variable_placements.by_shape(graph, variables)
-        placed = _Propagation(graph, given, rows, {}, shards, table_rows).result()
+        placed = _Propagation(
+            graph, given, rows, {}, shards, table_rows, divides_strings
+        ).result()
+        if divides_strings and placed.gathers_strings(set(graph.inputs)):
+            # Ranks exchange no strings, so all of them compute all strings.
+            divides_strings = False
+            pairs = zip(graph.inputs, inputs, strict=True)
+            inputs = [REPLICATE if holds_strings(v) else p for v, p in pairs]
+            continue
         disagreeing = variable_placements.disagreeing(placed, variables)
         if not disagreeing:
             return placed
@@ -88,6 +97,7 @@ class _Propagation:
         placed_bodies: _PlacedBodies,
         shards: Mapping[Shape, Shard],
         table_rows: frozenset[int],
+        divides_strings: bool,
     ) -> None:
         self._placed_bodies = placed_bodies
         if graph.taken:
@@ -96,6 +106,7 @@ class _Propagation:
             *(graph, needed(graph), list(inputs), rows),
             shards=shards,
             table_rows=table_rows,
+            divides_strings=divides_strings,
         )
         self._rounds: dict[Value, int] = {}
         """How many exchanges, one after another, must end before a value is there."""
@@ -238,7 +249,7 @@ class _Propagation:
         if (rule := RULES.get(node.type)) is not None:
             rounds = [self._rounds_seen(value) for value in node.inputs]
             plan = rule(PlacedOp(node, placements, rounds))
-            if plan is not None and _is_possible(node, placements, plan):
+            if plan is not None and self._is_possible(node, placements, plan):
                 return plan
         # There is no way to put a handle together.
         if any(isinstance(placement, HandleOf) for placement in placements):
@@ -278,8 +289,26 @@ class _Propagation:
         if rule is None or given == list(placements) or makes_strings:
             return None
         plan = rule(PlacedOp(node, given))
-        is_possible = plan is not None and _is_possible(node, given, plan)
+        is_possible = plan is not None and self._is_possible(node, given, plan)
         return plan if is_possible else None
+
+    def _is_possible(
+        self, node: Node, placements: Sequence[Placement], plan: LocalPlan
+    ) -> bool:
+        """Whether values of these shapes can have the placements a rule claims."""
+        for placement, want in zip(placements, plan.want, strict=True):
+            if isinstance(placement, HandleOf) and placement != want:
+                return False
+        return all(map(can_have, node.inputs, plan.want)) and all(
+            map(self._can_have, node.outputs, plan.outputs)
+        )
+
+    def _can_have(self, value: Value, placement: Placement) -> bool:
+        """Whether a value can be divided so."""
+        if is_whole(placement):
+            return True
+        is_forbidden = holds_strings(value) and not self._placed.divides_strings
+        return not is_forbidden and can_have(value, placement)
 
     # --- loops and branches -----------------------------------------------------------
 
@@ -290,7 +319,8 @@ class _Propagation:
         if key not in placed:
             own = self._placed
             placed[key] = _Propagation(
-                body, inputs, rows, placed, own.shards, own.table_rows
+                *(body, inputs, rows, placed),
+                *(own.shards, own.table_rows, own.divides_strings),
             ).result()
         return placed[key]
 
@@ -308,7 +338,7 @@ class _Propagation:
 
         def settle() -> None:
             for index, values in enumerate(carried):
-                if not all(can_have(value, current[index]) for value in values):
+                if not all(self._can_have(value, current[index]) for value in values):
                     current[index], final[index] = _all_whole(current[index]), True
 
         settle()
@@ -332,7 +362,7 @@ class _Propagation:
         inputs = [_carried(self._seen(value)) for value in node.inputs[1:]]
         for index, value in enumerate(node.inputs[1:]):
             within = [body.inputs[index] for body in node.bodies]
-            if not all(can_have(v, inputs[index]) for v in (value, *within)):
+            if not all(self._can_have(v, inputs[index]) for v in (value, *within)):
                 inputs[index] = _all_whole(inputs[index])
         bodies = [self._of_branch(body, inputs) for body in node.bodies]
         outputs, *others = (body.outputs for body in bodies)
@@ -342,7 +372,7 @@ class _Propagation:
             node.outputs, *(body.outputs for body in node.bodies), strict=True
         )
         for index, values in enumerate(results):
-            if not all(can_have(value, outputs[index]) for value in values):
+            if not all(self._can_have(value, outputs[index]) for value in values):
                 outputs[index] = _all_whole(outputs[index])
         self._placed.bodies[node] = tuple(bodies)
         return LocalPlan([REPLICATE, *inputs], outputs)
@@ -367,16 +397,6 @@ def _is_exchanged(placement: Placement, want: Placement) -> bool:
     if isinstance(placement, Partial | ByOwner) or isinstance(want, ByOwner):
         return want != placement
     return want == REPLICATE != placement
-
-
-def _is_possible(node: Node, placements: Sequence[Placement], plan: LocalPlan) -> bool:
-    """Whether values of these shapes can have the placements that a rule claims."""
-    for placement, want in zip(placements, plan.want, strict=True):
-        if isinstance(placement, HandleOf) and placement != want:
-            return False
-    return all(map(can_have, node.inputs, plan.want)) and all(
-        map(can_have, node.outputs, plan.outputs)
-    )
 
 
 def can_have(value: Value, placement: Placement) -> bool:
