@@ -220,6 +220,11 @@ PIPELINES: dict[str, Make] = {
         .shuffle(8, seed=1)
         .batch(8)
     ),
+    "with tensors that hold nothing": lambda: (
+        tf.data.Dataset.from_tensor_slices((LINES, np.zeros((50, 0), np.float32)))
+        .map(lambda line, none: (tf.concat([numbers(line), none], 0), none))
+        .batch(8)
+    ),
     "counted": lambda: (
         lines()
         .map(numbers)
@@ -458,6 +463,12 @@ WHOLE: dict[str, Make] = {
     "hold strings": lambda: lines().map(tf.strings.upper).batch(8),
     "dense tensors": lambda: (
         lines().map(lambda line: tf.strings.split([line])).batch(8)
+    ),
+    "keeps its state to itself": lambda: (
+        lines()
+        .apply(tf.data.experimental.shuffle_and_repeat(8, 2))
+        .map(numbers)
+        .batch(8)
     ),
     "too little": lambda: tf.data.Dataset.range(9).map(lambda x: x * 2).batch(8),
 }

@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_datasets
+from tfcluster.runtime.partition.graph import elements_of
 from tfcluster.runtime.partition.input_pipelines import (
     BatchMap,
     BatchPipeline,
@@ -35,6 +36,7 @@ from tfcluster.runtime.partition.input_pipelines import (
 )
 from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.partition.programs import ProgramInput, RowPart
+from tfcluster.runtime.partition.shape_graph import shape_of
 from tfcluster.runtime.partition.taken_batches import TakenElement
 from tfcluster.runtime.partition.tf_datasets import OwnedIterator
 from tfcluster.runtime.tensor_types import (
@@ -150,7 +152,8 @@ class DividedPipeline:
         specs = tf.nest.flatten(pipeline.source.element_spec)
         self._source = pipeline.source
         self._wrapped: Sequence[tf.TensorSpec] | None = None
-        is_known = all(spec.shape.is_fully_defined() for spec in specs)
+        # TensorFlow's unbatch() crashes with tensors that hold nothing.
+        is_known = all(elements_of(shape_of(spec)) for spec in specs)
         if pipeline.maps and not is_known:
             self._source, self._wrapped = pipeline.source.map(_wrapped), specs
         self._specs = [
@@ -160,9 +163,7 @@ class DividedPipeline:
         """Those of a batch of the source."""
         self._dataset: Dataset | None = None
         self._readers: tuple[ConcreteFunction, ...] | None = None
-        self._compute = tf.function(
-            self._whole_batch, input_signature=self._specs, autograph=False
-        )
+        self._compute: ConcreteFunction | None = None
 
     def begin(self) -> Iterator[Nest]:
         """A new iterator over the whole batches."""
@@ -179,6 +180,9 @@ class DividedPipeline:
 
     def compute_whole(self, elements: Sequence[Tensor]) -> list[Tensor]:
         """A batch, from its elements before the functions."""
+        if self._compute is None:
+            function = tf.function(self._whole_batch, autograph=False)
+            self._compute = function.get_concrete_function(*self._specs)
         return list(self._compute(*elements))
 
     def read(self, records: Tensor) -> tuple[list[Tensor], Tensor]:

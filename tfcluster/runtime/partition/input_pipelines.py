@@ -15,7 +15,7 @@ elements, which they become a part of; the rest of the function is divided.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -167,6 +167,8 @@ def _divided(whole: Dataset, split: Split) -> BatchPipeline:
     if not any(map(is_costly, functions)):
         too_little = "too little is computed before batch() to be worth it"
         raise Undivided(next(iter(reasons), too_little))
+    if any(map(_has_own_state, _stages(elements.source))):
+        raise Undivided("shuffle_and_repeat() keeps its state to itself")
     specs = dense_specs(elements.source, "elements before map()")
     if not elements.stages and any(spec.shape.rank is None for spec in specs):
         raise Undivided("its elements may have any number of dimensions")
@@ -201,6 +203,20 @@ def _why_batches_are_whole(stage: Dataset) -> str:
     if dataset is stage:
         return f"what {kind.lower()}(...) returns depends on all rows of a batch"
     return f"{kind.lower()}(...) comes after batch()"
+
+
+def _stages(dataset: Dataset) -> Iterator[Dataset]:
+    yield dataset
+    for source in tf_internals.inputs_of(dataset):
+        yield from _stages(source)
+
+
+def _has_own_state(stage: Dataset) -> bool:
+    """Whether its next pass depends on the last one, which other datasets do not see.
+
+    Others share a state by its handle.
+    """
+    return tf_internals.kind_of(stage) == "ShuffleAndRepeat"
 
 
 # --- functions of batches -------------------------------------------------------------

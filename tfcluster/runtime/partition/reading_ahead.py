@@ -29,6 +29,8 @@ from tfcluster.runtime.tensor_types import Dataset, Nest
 
 _AHEAD = 1
 """The number of elements with which TensorFlow lets a buffer begin."""
+_ATTRIBUTE = "_tfcluster_without_autotuning"
+"""The attribute of a dataset that has another one, so that both end together."""
 
 
 def install(warn: Callable[[str], None]) -> None:
@@ -75,17 +77,7 @@ class _Iterators:
         if not tf.executing_eagerly() or dataset.options().autotune.enabled is not None:
             return original(dataset)
         shuffled, is_endless = _repeated_shuffle(dataset)
-        optimization = dataset.options().experimental_optimization
-        if (
-            optimization.inject_prefetch is not False
-            and tf_internals.kind_of(dataset) != "Prefetch"
-        ):
-            # As with autotuning. It also completes a cache, since Keras does not ask
-            # for more batches than there are.
-            dataset = dataset.prefetch(_AHEAD)
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        iterator = original(dataset.with_options(options))
+        iterator = original(_without_autotuning(dataset))
         if shuffled is not None:
             self._note(shuffled, iterator, is_endless=is_endless)
         return iterator
@@ -103,6 +95,30 @@ class _Iterators:
                 "reshuffle_each_iteration=False"
             )
         self._latest[shuffled] = weakref.ref(iterator)
+
+
+def _without_autotuning(dataset: Dataset) -> Dataset:
+    """A dataset that yields the same, the same one for all passes.
+
+    TensorFlow optimises a dataset once. The result has the state from which some
+    datasets go on in the next pass, such as ``shuffle_and_repeat``.
+    """
+    found: Dataset | None = getattr(dataset, _ATTRIBUTE, None)
+    if found is None:
+        found = dataset
+        optimization = dataset.options().experimental_optimization
+        if (
+            optimization.inject_prefetch is not False
+            and tf_internals.kind_of(dataset) != "Prefetch"
+        ):
+            # As with autotuning. It also completes a cache, since Keras does not ask
+            # for more batches than there are.
+            found = found.prefetch(_AHEAD)
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        found = found.with_options(options)
+        setattr(dataset, _ATTRIBUTE, found)
+    return found
 
 
 def _repeated_shuffle(dataset: Dataset) -> tuple[Dataset | None, bool]:
