@@ -13,9 +13,7 @@ import tensorflow as tf
 from tests.runtime.partition.cases import assert_equal, traced
 from tests.runtime.partition.installed import simulated_ranks
 from tests.runtime.partition.simulated import Divided, divide
-from tfcluster.runtime.partition.graph import Value
-from tfcluster.runtime.partition.hook import Hook
-from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
+from tfcluster.runtime.partition.placement import Shard
 
 TEXTS = ["b a c, a", "", "  ", "a", "d d d d d d d d", "c a", "b", "e b a!"] * 2
 ROWS = len(TEXTS)
@@ -61,10 +59,8 @@ DIVIDED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def divided_by_rows(
-    function: Callable[[Any], Any], size: int, placement: Placement
-) -> Divided:
-    found = divide(function, [TEXTS], [placement], size, ROWS)
+def divided_by_rows(function: Callable[[Any], Any], size: int) -> Divided:
+    found = divide(function, [TEXTS], [Shard(0, ROWS)], size, ROWS)
     found.assert_equal()
     assert any(node.type == "PartitionedCall" for node in found.placed.nodes)
     return found
@@ -73,19 +69,14 @@ def divided_by_rows(
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", DIVIDED)
 def test_rows_depend_on_one_string_each(name: str, size: int) -> None:
-    found = divided_by_rows(DIVIDED[name], size, Shard(0, ROWS))
+    found = divided_by_rows(DIVIDED[name], size)
     assert found.outputs == [Shard(0, ROWS)]
     assert not found.computed_whole
     assert not found.written.exchanged[:-1]  # The last makes the result whole.
 
 
-def test_whole_strings_are_divided_where_numbers_are_made_of_them() -> None:
-    found = divided_by_rows(padded, 2, REPLICATE)
-    assert found.outputs == [Shard(0, ROWS)]
-
-
 def test_what_depends_on_all_strings_is_computed_before() -> None:
-    found = divide(with_a_number_of_all_rows, [TEXTS], [REPLICATE], 2, ROWS)
+    found = divide(with_a_number_of_all_rows, [TEXTS], [Shard(0, ROWS)], 2, ROWS)
     found.assert_equal()
     assert found.outputs == [Shard(0, ROWS)]
 
@@ -117,51 +108,9 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_other_rows_are_computed_whole(name: str) -> None:
-    found = divide(WHOLE[name], [TEXTS], [REPLICATE], 2, ROWS)
+    found = divide(WHOLE[name], [TEXTS], [Shard(0, ROWS)], 2, ROWS)
     found.assert_equal()
     assert not any(node.type == "PartitionedCall" for node in found.placed.nodes)
-
-
-def strings_exchanged(hook: Hook) -> list[Value]:
-    return [
-        value
-        for program in hook.programs
-        if program.written is not None
-        for values in program.written.exchanged
-        for value in values
-        if value.dtype == tf.string
-        or (value.list is not None and value.list.dtype == tf.string)
-    ]
-
-
-def test_strings_that_are_needed_as_a_whole_are_not_divided() -> None:
-    """They are returned, or printed; all ranks have them, and exchange none."""
-
-    def returned() -> Any:
-        @traced
-        def function(texts: Any, numbers: Any) -> Any:
-            upper = tf.strings.upper(texts)
-            return upper, padded(texts), tf.reduce_sum(numbers)
-
-        return function(tf.constant(TEXTS), tf.range(ROWS))
-
-    def branched() -> Any:
-        @traced
-        def function(texts: Any, numbers: Any) -> Any:
-            if tf.reduce_sum(numbers) > 3:
-                texts = tf.strings.lower(texts)
-            return tf.reduce_sum(padded(texts)), tf.strings.reduce_join(texts)
-
-        return function(tf.constant(TEXTS), tf.range(ROWS))
-
-    for make in (returned, branched):
-        alone = [each.numpy() for each in make()]
-        with simulated_ranks(2, strict=True) as hook:
-            found = [each.numpy() for each in make()]
-        assert sum(program.is_divided for program in hook.programs) == 1
-        assert not strings_exchanged(hook)
-        for one, other in zip(alone, found, strict=True):
-            assert np.array_equal(one, other)
 
 
 def counted(texts: Any) -> Any:
@@ -193,6 +142,7 @@ WITH_STRINGS: dict[str, Callable[[Any], Any]] = {
     "unique": lambda texts: tf.unique(texts)[0],
     "joined": lambda texts: tf.strings.reduce_join(texts, 0),
     "reshaped": lambda texts: tf.strings.length(tf.reshape(texts, [ROWS // 2, 2])),
+    "returned": tf.strings.upper,
     "split": lambda texts: tf.strings.split(texts).values,
     "counts": lambda texts: tf.strings.split(texts).row_lengths(),
     "numbers in strings": lambda texts: tf.strings.as_string(tf.strings.length(texts)),
@@ -200,7 +150,7 @@ WITH_STRINGS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", WITH_STRINGS)
-def test_no_strings_are_exchanged(name: str) -> None:
+def test_functions_of_strings(name: str) -> None:
     @traced
     def function(texts: Any, numbers: Any) -> Any:
         return WITH_STRINGS[name](texts), numbers * 2
@@ -210,11 +160,10 @@ def test_no_strings_are_exchanged(name: str) -> None:
         return [each.numpy() for each in tf.nest.flatten(found)]
 
     alone = make()
-    with simulated_ranks(2, strict=True) as hook:
+    with simulated_ranks(2, strict=True):
         found = make()
     for one, other in zip(alone, found, strict=True):
         assert np.array_equal(one, other)
-    assert not strings_exchanged(hook)
 
 
 def test_a_model_of_strings_is_divided() -> None:
@@ -241,7 +190,7 @@ def test_equal_functions_have_one_name() -> None:
     names = {
         python_name(node)
         for _ in range(2)
-        for node in divided_by_rows(padded, 2, REPLICATE).placed.nodes
+        for node in divided_by_rows(padded, 2).placed.nodes
         if node.type == "PartitionedCall"
     }
     assert len(names) == 1

@@ -233,21 +233,14 @@ def run(
             given.append(placement)
 
     def function(*inputs: Any) -> Any:
-        found = case.call(
+        return case.call(
             *(
                 _reduced(each, placement.op) if isinstance(placement, Partial) else each
                 for each, placement in zip(inputs, placements, strict=True)
             )
         )
-        return tf.nest.map_structure(_as_number, found)
 
     return divide(function, arguments, given, chance.size, chance.rows, compare)
-
-
-def _as_number(tensor: Any) -> Any:
-    """Strings that are needed as a whole are not divided."""
-    is_text = tensor.dtype == tf.string
-    return tf.strings.to_hash_bucket_fast(tensor, 1 << 62) if is_text else tensor
 
 
 def _reduced(rows: Any, op: str) -> Any:

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-import tensorflow as tf
-
 from tfcluster.runtime.partition import moments, variable_placements
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, OpGraph, Value, elements_of
-from tfcluster.runtime.partition.placed import Placed, holds_strings
+from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
@@ -60,22 +58,13 @@ def propagate(
     are among the inputs.
     """
     table_rows |= table_rules.rows_of(inputs)
-    divides_strings = True
     while True:
         given = [
             HandleOf(variables[value]) if value in variables else placement
             for value, placement in zip(graph.inputs, inputs, strict=True)
         ]
         shards = variable_placements.by_shape(graph, variables)
-        placed = _Propagation(
-            graph, given, rows, {}, shards, table_rows, divides_strings
-        ).result()
-        if divides_strings and placed.gathers_strings(set(graph.inputs)):
-            # Ranks exchange no strings, so all of them compute all strings.
-            divides_strings = False
-            pairs = zip(graph.inputs, inputs, strict=True)
-            inputs = [REPLICATE if holds_strings(v) else p for v, p in pairs]
-            continue
+        placed = _Propagation(graph, given, rows, {}, shards, table_rows).result()
         disagreeing = variable_placements.disagreeing(placed, variables)
         if not disagreeing:
             return placed
@@ -97,7 +86,6 @@ class _Propagation:
         placed_bodies: _PlacedBodies,
         shards: Mapping[Shape, Shard],
         table_rows: frozenset[int],
-        divides_strings: bool,
     ) -> None:
         self._placed_bodies = placed_bodies
         if graph.taken:
@@ -106,7 +94,6 @@ class _Propagation:
             *(graph, needed(graph), list(inputs), rows),
             shards=shards,
             table_rows=table_rows,
-            divides_strings=divides_strings,
         )
         self._rounds: dict[Value, int] = {}
         """How many exchanges, one after another, must end before a value is there."""
@@ -240,7 +227,6 @@ class _Propagation:
                 node, placements, self._placed.table_rows, self._placed.rows
             )
             or moments.plan_of(node, placements)
-            or self._of_whole_strings(node, placements)
         )
         if plan is not None:
             return plan
@@ -249,7 +235,7 @@ class _Propagation:
         if (rule := RULES.get(node.type)) is not None:
             rounds = [self._rounds_seen(value) for value in node.inputs]
             plan = rule(PlacedOp(node, placements, rounds))
-            if plan is not None and self._is_possible(node, placements, plan):
+            if plan is not None and _is_possible(node, placements, plan):
                 return plan
         # There is no way to put a handle together.
         if any(isinstance(placement, HandleOf) for placement in placements):
@@ -271,45 +257,6 @@ class _Propagation:
             ],
         )
 
-    def _of_whole_strings(
-        self, node: Node, placements: Sequence[Placement]
-    ) -> LocalPlan | None:
-        """A plan for an op that makes numbers of strings that every rank has."""
-        rows, rule = self._placed.rows, RULES.get(node.type)
-        given = [
-            Shard(0, rows)
-            if rows is not None
-            and value.dtype == tf.string
-            and placement == REPLICATE
-            and (value.shape or ())[:1] == (rows,)
-            else placement
-            for value, placement in zip(node.inputs, placements, strict=True)
-        ]
-        makes_strings = any(value.dtype == tf.string for value in node.outputs)
-        if rule is None or given == list(placements) or makes_strings:
-            return None
-        plan = rule(PlacedOp(node, given))
-        is_possible = plan is not None and self._is_possible(node, given, plan)
-        return plan if is_possible else None
-
-    def _is_possible(
-        self, node: Node, placements: Sequence[Placement], plan: LocalPlan
-    ) -> bool:
-        """Whether values of these shapes can have the placements a rule claims."""
-        for placement, want in zip(placements, plan.want, strict=True):
-            if isinstance(placement, HandleOf) and placement != want:
-                return False
-        return all(map(can_have, node.inputs, plan.want)) and all(
-            map(self._can_have, node.outputs, plan.outputs)
-        )
-
-    def _can_have(self, value: Value, placement: Placement) -> bool:
-        """Whether a value can be divided so."""
-        if is_whole(placement):
-            return True
-        is_forbidden = holds_strings(value) and not self._placed.divides_strings
-        return not is_forbidden and can_have(value, placement)
-
     # --- loops and branches -----------------------------------------------------------
 
     def _within(
@@ -319,8 +266,7 @@ class _Propagation:
         if key not in placed:
             own = self._placed
             placed[key] = _Propagation(
-                *(body, inputs, rows, placed),
-                *(own.shards, own.table_rows, own.divides_strings),
+                body, inputs, rows, placed, own.shards, own.table_rows
             ).result()
         return placed[key]
 
@@ -338,7 +284,7 @@ class _Propagation:
 
         def settle() -> None:
             for index, values in enumerate(carried):
-                if not all(self._can_have(value, current[index]) for value in values):
+                if not all(can_have(value, current[index]) for value in values):
                     current[index], final[index] = _all_whole(current[index]), True
 
         settle()
@@ -362,7 +308,7 @@ class _Propagation:
         inputs = [_carried(self._seen(value)) for value in node.inputs[1:]]
         for index, value in enumerate(node.inputs[1:]):
             within = [body.inputs[index] for body in node.bodies]
-            if not all(self._can_have(v, inputs[index]) for v in (value, *within)):
+            if not all(can_have(v, inputs[index]) for v in (value, *within)):
                 inputs[index] = _all_whole(inputs[index])
         bodies = [self._of_branch(body, inputs) for body in node.bodies]
         outputs, *others = (body.outputs for body in bodies)
@@ -372,7 +318,7 @@ class _Propagation:
             node.outputs, *(body.outputs for body in node.bodies), strict=True
         )
         for index, values in enumerate(results):
-            if not all(self._can_have(value, outputs[index]) for value in values):
+            if not all(can_have(value, outputs[index]) for value in values):
                 outputs[index] = _all_whole(outputs[index])
         self._placed.bodies[node] = tuple(bodies)
         return LocalPlan([REPLICATE, *inputs], outputs)
@@ -397,6 +343,16 @@ def _is_exchanged(placement: Placement, want: Placement) -> bool:
     if isinstance(placement, Partial | ByOwner) or isinstance(want, ByOwner):
         return want != placement
     return want == REPLICATE != placement
+
+
+def _is_possible(node: Node, placements: Sequence[Placement], plan: LocalPlan) -> bool:
+    """Whether values of these shapes can have the placements that a rule claims."""
+    for placement, want in zip(placements, plan.want, strict=True):
+        if isinstance(placement, HandleOf) and placement != want:
+            return False
+    return all(map(can_have, node.inputs, plan.want)) and all(
+        map(can_have, node.outputs, plan.outputs)
+    )
 
 
 def can_have(value: Value, placement: Placement) -> bool:

@@ -6,8 +6,8 @@ itself, before they become rows of a fixed length again: then a row of the resul
 depends on one string. The nodes between become one call of a function, which a rank
 makes for its own strings (``rules.strings``).
 
-Each value between is a ``Part``, by rules for the ops that make it. A rank's part is
-that which the ops compute of the rank's strings.
+Each value between is a ``RaggedPart``, by rules for the ops that make it. A rank's part
+is what the ops compute of the rank's strings.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _EACH_BY_ITSELF = frozenset(
 _COPIES = ("Cast", "Identity", "Reshape")
 
 
-class Role(enum.Enum):
+class RaggedRole(enum.Enum):
     """What a value is for strings, each of which has some entries."""
 
     ENTRIES = "one for each entry"
@@ -64,10 +64,10 @@ class Role(enum.Enum):
     SPLITS = "a zero, and these sums"
 
 
-class Part(NamedTuple):
+class RaggedPart(NamedTuple):
     """The role of a value, and the node that has made the entries."""
 
-    role: Role
+    role: RaggedRole
     source: Node
 
 
@@ -157,8 +157,11 @@ def _columns_of_padded(
     if sizes is None or sizes.shape != (2,) or sizes[0] >= 0 or sizes[1] < 0:
         return None
     roles = {
-        (b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"): [Role.COUNT, Role.ROW_NUMBERS],
-        (b"ROW_SPLITS",): [Role.SPLITS],
+        (b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"): [
+            RaggedRole.COUNT,
+            RaggedRole.ROW_NUMBERS,
+        ],
+        (b"ROW_SPLITS",): [RaggedRole.SPLITS],
     }.get(tuple(kinds))
     if source is None or roles is None or default.shape != ():
         return None
@@ -172,7 +175,7 @@ def _columns_of_counts(parts: _Parts, inputs: Sequence[Value]) -> int | None:
     source, columns = parts.source_of_entries(entries), parts.clamped(size).constant
     if source is None or columns is None or weights.shape != (0,):
         return None
-    return int(columns) if parts.is_part(splits, Role.SPLITS, source) else None
+    return int(columns) if parts.is_part(splits, RaggedRole.SPLITS, source) else None
 
 
 # --- parts ----------------------------------------------------------------------------
@@ -182,8 +185,8 @@ class _Parts:
     """Says of values what they are."""
 
     def __init__(self) -> None:
-        self._known: dict[Value, Part | None] = {}
-        self._rules: dict[str, Callable[[Value], Part | None]] = {
+        self._known: dict[Value, RaggedPart | None] = {}
+        self._rules: dict[str, Callable[[Value], RaggedPart | None]] = {
             **dict.fromkeys(_COPIES, self._of_copy),
             _SPLIT: self._of_split,
             _NGRAMS: self._of_ngrams,
@@ -193,7 +196,7 @@ class _Parts:
             "StridedSlice": self._of_slice,
         }
 
-    def of(self, value: Value) -> Part | None:
+    def of(self, value: Value) -> RaggedPart | None:
         """What a value is; None if no rule says that it depends on strings singly."""
         if value not in self._known:
             rule = self._rules.get(value.node.type)
@@ -203,39 +206,43 @@ class _Parts:
             self._known[value] = part
         return self._known[value]
 
-    def is_part(self, value: Value, role: Role, source: Node) -> bool:
-        return self.of(value) == Part(role, source)
+    def is_part(self, value: Value, role: RaggedRole, source: Node) -> bool:
+        return self.of(value) == RaggedPart(role, source)
 
     def source_of_entries(self, value: Value) -> Node | None:
         part = self.of(value)
-        return part.source if part is not None and part.role is Role.ENTRIES else None
+        return (
+            part.source
+            if part is not None and part.role is RaggedRole.ENTRIES
+            else None
+        )
 
     def clamped(self, value: Value) -> Value:
         """The number that a value is, if it has the same number as least and most."""
         if value.node.type != "Minimum":
             return value
         most, other = value.node.inputs
-        if other.node.type != "Maximum":
+        if other.node.type != "Maximum" or value.shape != () or most.shape != ():
             return value
         least = other.node.inputs[0]
         if most.constant is not None and least.constant is not None:
             is_same = most.constant.tolist() == least.constant.tolist()
         else:
             part = self.of(most)
-            is_count = part is not None and part.role is Role.COUNT
+            is_count = part is not None and part.role is RaggedRole.COUNT
             is_same = is_count and self.of(least) == part
         return most if is_same else value
 
-    def _each_by_itself(self, value: Value) -> Part | None:
+    def _each_by_itself(self, value: Value) -> RaggedPart | None:
         node = value.node
         if node.type not in _EACH_BY_ITSELF or value.shape != (None,):
             return None
         each = [v for v in node.inputs if not (v.is_handle or v.shape == ())]
         sources = set(map(self.source_of_entries, each))
         source = sources.pop() if len(sources) == 1 else None
-        return None if source is None else Part(Role.ENTRIES, source)
+        return None if source is None else RaggedPart(RaggedRole.ENTRIES, source)
 
-    def _of_copy(self, value: Value) -> Part | None:
+    def _of_copy(self, value: Value) -> RaggedPart | None:
         source, *shape = value.node.inputs
         if shape and (shape[0].constant is None or shape[0].constant.tolist() != [-1]):
             return None
@@ -243,54 +250,60 @@ class _Parts:
         is_same = is_same and len(value.shape or ()) == len(source.shape or ())
         return self.of(source) if is_same else None
 
-    def _of_split(self, value: Value) -> Part | None:
-        return Part(Role.ENTRIES, value.node) if value.index == 1 else None
+    def _of_split(self, value: Value) -> RaggedPart | None:
+        return RaggedPart(RaggedRole.ENTRIES, value.node) if value.index == 1 else None
 
-    def _of_ngrams(self, value: Value) -> Part | None:
+    def _of_ngrams(self, value: Value) -> RaggedPart | None:
         entries, splits = value.node.inputs
         source = self.source_of_entries(entries)
-        if source is None or not self.is_part(splits, Role.SPLITS, source):
+        if source is None or not self.is_part(splits, RaggedRole.SPLITS, source):
             return None
-        return Part((Role.ENTRIES, Role.SPLITS)[value.index], value.node)
+        return RaggedPart(
+            (RaggedRole.ENTRIES, RaggedRole.SPLITS)[value.index], value.node
+        )
 
-    def _of_slice(self, value: Value) -> Part | None:
+    def _of_slice(self, value: Value) -> RaggedPart | None:
         """The first column of the entries' places, or the number of strings."""
         source = value.node.inputs[0]
         if source.node.type != _SPLIT:
             return None
         if source.index == 0 and _takes(value.node, [None, 0]):
-            return Part(Role.ROW_NUMBERS, source.node)
+            return RaggedPart(RaggedRole.ROW_NUMBERS, source.node)
         if source.index == 2 and _takes(value.node, [0]):
-            return Part(Role.COUNT, source.node)
+            return RaggedPart(RaggedRole.COUNT, source.node)
         return None
 
-    def _of_lengths(self, value: Value) -> Part | None:
+    def _of_lengths(self, value: Value) -> RaggedPart | None:
         """How often each string's number occurs among the entries'."""
         numbers, size, weights = value.node.inputs
         part = self.of(numbers)
-        if part is None or part.role is not Role.ROW_NUMBERS or weights.shape != (0,):
+        if (
+            part is None
+            or part.role is not RaggedRole.ROW_NUMBERS
+            or weights.shape != (0,)
+        ):
             return None
-        is_count = self.is_part(self.clamped(size), Role.COUNT, part.source)
+        is_count = self.is_part(self.clamped(size), RaggedRole.COUNT, part.source)
         if not is_count or value.node.attribute("binary_output"):
             return None
-        return Part(Role.LENGTHS, part.source)
+        return RaggedPart(RaggedRole.LENGTHS, part.source)
 
-    def _of_sums(self, value: Value) -> Part | None:
+    def _of_sums(self, value: Value) -> RaggedPart | None:
         node, part = value.node, self.of(value.node.inputs[0])
         is_other = node.attribute("exclusive") or node.attribute("reverse")
-        if part is None or part.role is not Role.LENGTHS or is_other:
+        if part is None or part.role is not RaggedRole.LENGTHS or is_other:
             return None
-        return Part(Role.ENDS, part.source)
+        return RaggedPart(RaggedRole.ENDS, part.source)
 
-    def _of_joined(self, value: Value) -> Part | None:
+    def _of_joined(self, value: Value) -> RaggedPart | None:
         if len(value.node.inputs) != 3:
             return None
         zero, ends, _ = value.node.inputs
         part = self.of(ends)
-        if part is None or part.role is not Role.ENDS or zero.constant is None:
+        if part is None or part.role is not RaggedRole.ENDS or zero.constant is None:
             return None
         is_zero = zero.constant.tolist() == [0]
-        return Part(Role.SPLITS, part.source) if is_zero else None
+        return RaggedPart(RaggedRole.SPLITS, part.source) if is_zero else None
 
 
 def _takes(node: Node, places: Sequence[int | None]) -> bool:

@@ -29,8 +29,6 @@ from tfcluster.runtime.tensor_types import Dataset, Nest
 
 _AHEAD = 1
 """The number of elements with which TensorFlow lets a buffer begin."""
-_ATTRIBUTE = "_tfcluster_without_autotuning"
-"""The attribute of a dataset that has another one, so that both end together."""
 
 
 def install(warn: Callable[[str], None]) -> None:
@@ -103,7 +101,8 @@ def _without_autotuning(dataset: Dataset) -> Dataset:
     TensorFlow optimises a dataset once. The result has the state from which some
     datasets go on in the next pass, such as ``shuffle_and_repeat``.
     """
-    found: Dataset | None = getattr(dataset, _ATTRIBUTE, None)
+    owner: Any = dataset
+    found: Dataset | None = getattr(owner, "_tfcluster_without_autotuning", None)
     if found is None:
         found = dataset
         optimization = dataset.options().experimental_optimization
@@ -117,7 +116,8 @@ def _without_autotuning(dataset: Dataset) -> Dataset:
         options = tf.data.Options()
         options.autotune.enabled = False
         found = found.with_options(options)
-        setattr(dataset, _ATTRIBUTE, found)
+        # An attribute, so that both datasets end together.
+        owner._tfcluster_without_autotuning = found
     return found
 
 
