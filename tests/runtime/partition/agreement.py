@@ -59,10 +59,11 @@ def test_strings_that_differ_become_the_chiefs() -> None:
     def act(agreement: Agreement, rank: int) -> list[object]:
         own = [b"a", b"", b"\xff\0c"] if rank == 0 else [b"ab", b"c"]
         inputs = [tf.constant([own]), tf.constant([rank]), tf.constant([b"same"])]
+        inputs += [tf.zeros([0, 2]), tf.constant([2.5], tf.bfloat16)]
         return [each.numpy().tolist() for each in agreement.on("f", inputs)]
 
     results, warnings = on_two_ranks(act)
-    assert results == [[[[b"a", b"", b"\xff\0c"]], [0], [b"same"]]] * 2
+    assert results == [[[[b"a", b"", b"\xff\0c"]], [0], [b"same"], [], [2.5]]] * 2
     assert len(warnings) == 2
 
 

@@ -194,7 +194,7 @@ def test_equal_functions_have_one_name() -> None:
         if node.type == "PartitionedCall"
     }
     assert len(names) == 1
-    assert np.char.startswith(names.pop(), "tfcluster_rows_")
+    assert np.char.startswith(names.pop(), "tfcluster_ragged_rows_")
 
 
 def python_name(node: Any) -> str:

@@ -7,9 +7,7 @@ to have batches of their own join them instead.
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import struct
 import zlib
 from collections.abc import Callable, Sequence
@@ -26,7 +24,7 @@ from tfcluster.runtime.collective import (
     tensor_words,
 )
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.partition.host_rows import gathered
+from tfcluster.runtime.partition.host_rows import gathered, packed, unpacked
 from tfcluster.runtime.partition.placement import Shard
 from tfcluster.runtime.partition.programs import ProgramInput, RowPart
 from tfcluster.runtime.partition.variables import VariableCheck, Watched, digest
@@ -187,7 +185,7 @@ def _digest(arrays: Sequence[Array]) -> int:
     checksum = zlib.crc32(repr([(a.dtype.str, a.shape) for a in arrays]).encode())
     for array in arrays:
         if array.dtype == object:
-            checksum = zlib.crc32(repr(array.tolist()).encode(), checksum)
+            checksum = zlib.crc32(packed(array), checksum)
             continue
         flat = np.ascontiguousarray(array).reshape(-1)
         checksum = zlib.crc32(flat.view(np.uint8).data, checksum)
@@ -196,35 +194,23 @@ def _digest(arrays: Sequence[Array]) -> int:
 
 def _packed(arrays: Sequence[Array]) -> bytes:
     """Arrays of numbers, or of strings, which are ``bytes`` objects."""
-    texts = [a.reshape(-1).tolist() if a.dtype == object else None for a in arrays]
-    head = json.dumps(
-        [
-            [array.dtype.name, array.shape, own and list(map(len, own))]
-            for array, own in zip(arrays, texts, strict=True)
-        ]
-    ).encode()
-    data = (
-        np.ascontiguousarray(array).tobytes() if own is None else b"".join(own)
-        for array, own in zip(arrays, texts, strict=True)
-    )
-    return b"".join((struct.pack("<I", len(head)), head, *data))
+    parts = list(map(packed, arrays))
+    kinds = [
+        [array.dtype.name, array.shape, len(part)]
+        for array, part in zip(arrays, parts, strict=True)
+    ]
+    head = json.dumps(kinds).encode()
+    return b"".join((struct.pack("<I", len(head)), head, *parts))
 
 
 def _unpacked(data: bytes) -> list[Array]:
     (length,) = struct.unpack_from("<I", data)
     start = 4 + length
     arrays: list[Array] = []
-    for name, shape, lengths in loads(data[4:start]):
-        if name == "object":
-            ends = list(itertools.accumulate(lengths or (), initial=start))
-            texts = [data[one:other] for one, other in itertools.pairwise(ends)]
-            arrays.append(np.array(texts, object).reshape(shape))
-            start = ends[-1]
-            continue
-        dtype = tf.as_dtype(str(name)).as_numpy_dtype
-        array: Array = np.frombuffer(
-            data, dtype, count=math.prod(shape), offset=start
-        ).reshape(shape)
-        arrays.append(array)
-        start += array.nbytes
+    for name, shape, nbytes in loads(data[4:start]):
+        is_text = name == "object"
+        dtype = np.object_ if is_text else tf.as_dtype(str(name)).as_numpy_dtype
+        part = data[start : start + nbytes]
+        arrays.append(unpacked(part, np.dtype(dtype)).reshape(shape))
+        start += nbytes
     return arrays

@@ -14,11 +14,11 @@ from tfcluster.runtime.tensor_types import Array
 
 def gathered(transport: HostTransport, array: Array, shard: Shard) -> Array:
     """The whole array, of which every rank has its rows."""
-    parts = transport.allgather(_packed(array))
+    parts = transport.allgather(packed(array))
     before, after = array.shape[: shard.dim], array.shape[shard.dim + 1 :]
     if 0 in before or 0 in after:
         return np.zeros((*before, shard.size, *after), array.dtype)
-    rows = [_unpacked(part, array.dtype) for part in parts]
+    rows = [unpacked(part, array.dtype) for part in parts]
     return joined([part.reshape((*before, -1, *after)) for part in rows], shard)
 
 
@@ -45,7 +45,7 @@ def rows_of(array: Array, shard: Shard, split: Split) -> Array:
     return rows.reshape((*before, split.local_size(shard), *after))
 
 
-def _packed(array: Array) -> bytes:
+def packed(array: Array) -> bytes:
     """The elements; strings after their number and their lengths."""
     if array.dtype != np.object_:
         return np.ascontiguousarray(array).tobytes()
@@ -54,7 +54,7 @@ def _packed(array: Array) -> bytes:
     return b"".join([sizes.tobytes(), *strings])
 
 
-def _unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
+def unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
     """The elements, in one dimension."""
     if dtype != np.object_:
         return np.frombuffer(data, dtype)

@@ -2,9 +2,9 @@
 
 A pipeline is divided where it applies functions to single elements before ``batch``: a
 rank applies them to the elements of its own rows. All that comes before is computed
-whole by every rank, so that order and random numbers are those of one machine. What
-only counts, joins or reorders elements is done before the functions, since it does not
-matter to these; so it does not matter to their results either.
+whole by every rank, so that order and random numbers are those of one machine. Stages
+that only count, join or reorder elements are moved before the functions, whose results
+they do not change.
 
 Functions of batches are divided like those of a step: by rules, as far as the rows of a
 rank depend on no others.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -73,10 +72,6 @@ class BatchMap:
     whole: ConcreteFunction
     own: RowFunction
     parallel_calls: int | None
-
-
-Stage: TypeAlias = ElementMap | BatchMap | Dataset
-"""A divided function, or a dataset whose last stage is meant; see ``with_stage``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +261,7 @@ class _Elements:
 
     @property
     def is_costly(self) -> bool:
-        """Whether it is worth to divide the functions."""
+        """Whether it is worth dividing the functions."""
         return any(map(is_costly, self.functions))
 
     @classmethod

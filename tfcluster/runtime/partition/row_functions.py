@@ -106,7 +106,7 @@ def _row_function(
         raise Undivided("not all that it returns is divided by rows")
     written = rewrite(
         placed,
-        tf_functions.unique_name("tfcluster_rows"),
+        tf_functions.unique_name("tfcluster_own_rows"),
         Ranks(split.size, (split.rank,)),
         _NoExchange(),
         Draws(lambda: 0),

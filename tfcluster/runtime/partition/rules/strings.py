@@ -11,7 +11,7 @@ from tfcluster.runtime.partition.rules.table import (
     rule,
 )
 
-RAGGED_ROWS = "tfcluster_rows"
+RAGGED_ROWS = "tfcluster_ragged_rows"
 """The beginning of the names of functions that make a row of each string."""
 
 # Several inputs are broadcast to one shape.
