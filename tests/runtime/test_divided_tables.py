@@ -16,7 +16,7 @@ from tests.runtime.keras_jobs import Values
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(500)]
 
-OPTIMIZERS = {2: ("adam", "adagrad"), 3: ("momentum",)}
+OPTIMIZERS = {2: ("adam", "adagrad"), 3: ("momentum", "compiled")}
 """By the number of ranks."""
 LIMIT = 16_000
 """Bytes: only the table, and what optimizers have for it, are larger."""

@@ -24,7 +24,7 @@ pytestmark = MARKS
 
 ALIKE = {
     "first": (2, ["trained"]),
-    "others": (2, ["read_in_callbacks", "assigned", "two_optimizers"]),
+    "others": (2, ["read_in_callbacks", "assigned", "two_optimizers", "compiled"]),
     "uneven": (3, ["trained", "saved"]),
     "abc": (3, ["trained"]),
     "abab": (4, ["trained"]),

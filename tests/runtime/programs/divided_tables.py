@@ -15,6 +15,7 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.05),
     "adagrad": lambda: keras.optimizers.Adagrad(0.5),
     "momentum": lambda: keras.optimizers.SGD(0.5, momentum=0.9),
+    "compiled": lambda: keras.optimizers.Adam(0.05),
 }
 
 
@@ -36,7 +37,8 @@ def train(stem: str, rank: str, name: str) -> None:
     x = [tokens, random.normal(size=(43, 3)).astype("float32")]
     y = random.normal(size=(43, 1)).astype("float32")
     model = build_model()
-    model.compile(OPTIMIZERS[name](), "mse", steps_per_execution=2)
+    by_xla = name == "compiled"
+    model.compile(OPTIMIZERS[name](), "mse", steps_per_execution=2, jit_compile=by_xla)
     model.fit(x, y, batch_size=16, epochs=2, verbose=0)
     # Its length is not known.
     data = tf.data.Dataset.from_tensor_slices((tuple(x), y)).filter(lambda *_: True)

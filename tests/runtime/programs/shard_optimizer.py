@@ -39,7 +39,7 @@ def data():
     return x, random.normal(size=(50, 3)).astype("float32")
 
 
-def new_model(optimizer=None):
+def new_model(optimizer=None, **options):
     keras.utils.set_random_seed(2)
     model = keras.Sequential(
         [
@@ -49,7 +49,8 @@ def new_model(optimizer=None):
             keras.layers.Dense(3),
         ]
     )
-    model.compile(optimizer or keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    updates = optimizer or keras.optimizers.Adam(0.01)
+    model.compile(updates, "mse", metrics=["mae"], **options)
     return model
 
 
@@ -147,6 +148,12 @@ def deed_saved():
         "resumed": state(resumed),
     }
     return {f"{name}_{k}": v for name, of in names.items() for k, v in of.items()}
+
+
+def deed_compiled():
+    model = new_model(jit_compile=True)
+    fit(model)
+    return state(model)
 
 
 def deed_assigned():

@@ -26,7 +26,7 @@ from tfcluster.runtime.collective import (
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.partition.host_rows import gathered, packed, unpacked
 from tfcluster.runtime.partition.placement import Shard
-from tfcluster.runtime.partition.programs import ProgramInput, RowPart
+from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
 from tfcluster.runtime.partition.variables import VariableCheck, Watched, digest
 from tfcluster.runtime.tensor_types import Tensor
 

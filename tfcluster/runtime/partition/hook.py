@@ -22,13 +22,8 @@ from tfcluster.runtime.partition.input_parts import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placement import Ranks
-from tfcluster.runtime.partition.programs import (
-    ProgramInput,
-    Programs,
-    RankProgram,
-    RowPart,
-    gather,
-)
+from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
+from tfcluster.runtime.partition.programs import Programs, RankProgram, gather
 from tfcluster.runtime.partition.rewrite import Written
 from tfcluster.runtime.partition.script_lines import described
 from tfcluster.runtime.partition.table_lookups import made_whole

@@ -35,7 +35,7 @@ from tfcluster.runtime.partition.input_pipelines import (
     with_stage,
 )
 from tfcluster.runtime.partition.placement import Shard, Split
-from tfcluster.runtime.partition.programs import ProgramInput, RowPart
+from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
 from tfcluster.runtime.partition.shape_graph import shape_of
 from tfcluster.runtime.partition.taken_batches import TakenElement
 from tfcluster.runtime.partition.tf_datasets import OwnedIterator

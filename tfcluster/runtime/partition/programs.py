@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.divided_variables import DividedVariable
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
 from tfcluster.runtime.partition.functions import Function, op_types
@@ -27,10 +26,11 @@ from tfcluster.runtime.partition.placement import (
     Shape,
     Shard,
 )
+from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
 from tfcluster.runtime.partition.propagate import propagate
 from tfcluster.runtime.partition.rewrite import Written, returned, rewrite
 from tfcluster.runtime.partition.rules.random import WITH_STATE, is_stateful_draw
-from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
+from tfcluster.runtime.partition.shape_graph import ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.table_lookups import gather_from_handles
 from tfcluster.runtime.partition.taken_batches import Taken, TakenElement, fetches_of
@@ -38,7 +38,7 @@ from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.variable_placements import VariableShards, candidates
 from tfcluster.runtime.partition.variables import VariableNames, Watched, watched
 from tfcluster.runtime.partition.xla import Compiled, compiled
-from tfcluster.runtime.tensor_types import Array, DType, Tensor
+from tfcluster.runtime.tensor_types import Array, DType
 
 _HANDLES = (tf.resource, tf.variant)
 _READING = re.compile(r"(/Cast(_\d+)?)?/?ReadVariableOp(_\d+)?(__\d+)?$")
@@ -47,56 +47,6 @@ _BACKWARD = "__backward_"
 """The beginning of the name of a function that computes gradients for a tape."""
 _OF_TAPES = ("__forward_", _BACKWARD)
 """Beginnings of the names of functions that compute a step together."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowPart:
-    """What a tensor is a part of, if it holds only this rank's rows."""
-
-    shard: Shard
-    shape: Shape
-    """The shape of the whole tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramInput:
-    """A tensor that a program gets."""
-
-    tensor: Tensor
-    part: RowPart | None = None
-    table: DividedVariable | None = None
-    """The divided variable to which the tensor, a handle, refers."""
-
-    @property
-    def placement(self) -> Placement | None:
-        """The placement, if this process does not have the whole tensor."""
-        return self.shard if self.table is None else HandleOf(self.table.shard)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """What the program gets: one tensor, or the handles of the ranks' pieces."""
-        return [self.tensor] if self.table is None else self.table.handles
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the whole tensor."""
-        return tuple(self.tensor.shape) if self.part is None else self.part.shape
-
-    @property
-    def shard(self) -> Shard | None:
-        """The placement, if the tensor is a part."""
-        return None if self.part is None else self.part.shard
-
-    @property
-    def is_data(self) -> bool:
-        """Whether it holds numbers, or strings: a single one may be a file's name."""
-        handles = _HANDLES if self.shape else (*_HANDLES, tf.string)
-        return self.tensor.dtype not in handles
-
-    def argument(self) -> Argument:
-        if self.tensor.dtype in _HANDLES or self.part is None:
-            return Argument.of(self.tensor)
-        return Argument(self.tensor.dtype, self.part.shape)
 
 
 Key: TypeAlias = tuple[
@@ -382,7 +332,15 @@ class Programs:
         )
         seconds["rewrite"] = clock() - began
         began = clock()
-        program.xla = compiled(written, [value.tensor for value in inputs])
+        pieces = len(self._ranks.splits)
+        program.xla = compiled(
+            written,
+            [
+                tensor
+                for held, given in zip(placed.inputs, inputs, strict=True)
+                for tensor in given.held(held, pieces)
+            ],
+        )
         written = program.xla.written
         tf_functions.register(written.definitions[0])
         seconds["compile"] = clock() - began

@@ -22,7 +22,8 @@ from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
 from tfcluster.runtime.partition.input_pipelines import NO_BATCHES, divided
 from tfcluster.runtime.partition.placement import Ranks
-from tfcluster.runtime.partition.programs import ProgramInput, Programs, RankProgram
+from tfcluster.runtime.partition.program_inputs import ProgramInput
+from tfcluster.runtime.partition.programs import Programs, RankProgram
 from tfcluster.runtime.partition.taken_batches import TakenElement, handed
 from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import BRANCHES, LOOPS
 from tfcluster.runtime.partition.graph import Node, sizes_of
@@ -54,18 +55,32 @@ class Compiled:
 def compiled(written: Written, inputs: Sequence[Tensor]) -> Compiled:
     """The program with pieces for XLA; those of loops and branches among them.
 
-    ``inputs`` are what it is called with. Registers the functions of the pieces, of
-    loops and of branches.
+    ``inputs`` are what it is called with, or, instead of a piece of a variable, the
+    whole variable. Registers the functions of the pieces, of loops and of branches.
     """
     if not any(written.for_xla.values()):
         return Compiled(written, (), ())
     compiler = _Compiler(written)
     main, *others = written.definitions
-    main = compiler.compiled(main, list(inputs))
+    given = map(_with_shape_of, inputs, main.signature.input_arg)
+    main = compiler.compiled(main, list(given))
     definitions = [main, *others, *compiler.definitions]
     return Compiled(
         replace(written, definitions=definitions), compiler.pieces, compiler.left
     )
+
+
+def _with_shape_of(tensor: Tensor, argument: ProtocolBuffer) -> Tensor:
+    """The handle, or that of a new variable if the argument is one of another shape."""
+    spec = tf_functions.variable_spec(tensor)
+    if spec is None or not argument.handle_data:
+        return tensor
+    dtype, shape = spec
+    sizes = tuple(dim.size for dim in argument.handle_data[0].shape.dim)
+    if sizes == tuple(shape):
+        return tensor
+    with tf.variable_creator_scope(tf_internals.plain_variable):
+        return tf.Variable(tf.zeros(sizes, dtype), trainable=False).handle
 
 
 class _Compiler:
@@ -73,6 +88,7 @@ class _Compiler:
         self._written = written
         self._bodies = {d.signature.name: d for d in written.definitions[1:]}
         self._device = tf_functions.xla_device()
+        self._is_on_gpu = "GPU" in self._device
         self.definitions: list[ProtocolBuffer] = []
         """Those of the pieces, and of loops and branches that call some."""
         self.pieces: list[CompiledPiece] = []
