@@ -47,9 +47,23 @@ def test_what_the_first_exchange_needs_is_apart() -> None:
     }
     exchanges = {"send", "send_more"}
     found = stages(needs, needs.keys() - exchanges, exchanges)
-    assert found["loss"] == found["last"] == (1, 0)
-    assert found["first"] == (1, 1)
-    assert found["update"] == (2, 2)
+    assert found["loss"] == found["last"] == (1, 0, 0)
+    assert found["first"] == (1, 1, 0)
+    assert found["update"] == (2, 2, 2)
+
+
+def test_an_update_does_not_wait_for_exchanges_that_it_does_not_need() -> None:
+    needs = {
+        "state": [],
+        "send": [],
+        "send_more": ["send"],
+        "update": ["state", "send"],
+        "update_more": ["state", "send_more"],
+    }
+    exchanges = {"send", "send_more"}
+    found = stages(needs, needs.keys() - exchanges, exchanges)
+    assert found["state"] == found["update"] == (1, 2, 1)
+    assert found["update_more"] == (1, 2, 2)
 
 
 def test_what_no_exchange_needs_is_where_it_is_used() -> None:

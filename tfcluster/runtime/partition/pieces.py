@@ -3,10 +3,11 @@
 A cut is a node that no piece may hold, such as an exchange. The stage of a node is the
 largest number of cuts, with work between them, on any path to it. Each stage is divided
 further by the first exchange that needs its nodes: so an exchange of the last layer's
-gradients begins while those of the first layers are computed. What no exchange needs,
-such as the state of an optimizer, is read and computed in the stage that uses it, since
-pieces copy what they hand on. Along each edge neither number falls, so pieces need each
-other in one direction only.
+gradients begins while those of the first layers are computed. What no exchange needs is
+divided by the last exchange that it needs: so weights whose gradients are there are
+updated while others are exchanged. The state of an optimizer is read and computed in
+the stage that uses it, since pieces copy what they hand on. Along each edge no number
+falls, so pieces need each other in one direction only.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _LEAST_NODES = 8
 """Of a piece without products, convolutions and loops, since a call of XLA has a price,
 and without random numbers, of which XLA draws others."""
 
-_Stage: TypeAlias = tuple[int, int]
-"""A number of cuts, and the number of the first exchange after the node."""
+_Stage: TypeAlias = tuple[int, int, int]
+"""A number of cuts, the number of the first exchange after the node, and, if there
+is none, that of the last exchange before it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -93,12 +95,20 @@ def stages(
     run before it.
     """
     cuts: dict[str, int] = {}
+    behind: dict[str, int] = {}
+    """The number of the last exchange before each node, or its own; from 1 on."""
+    number = 0
     for name, needed in needs.items():
         if name in can_compile:
-            behind = (cuts[n] + (n not in can_compile) for n in needed)
-            cuts[name] = max((1, *behind))
+            before = (cuts[n] + (n not in can_compile) for n in needed)
+            cuts[name] = max((1, *before))
         else:
             cuts[name] = max((0, *(cuts[n] for n in needed)))
+        if name in exchanges:
+            number += 1
+            behind[name] = number
+        else:
+            behind[name] = max((0, *(behind[n] for n in needed)))
     none = len(exchanges)
     first = dict.fromkeys(needs, none)
     number = none
@@ -108,15 +118,18 @@ def stages(
             first[name] = min(first[name], number)
         for needed in needs[name]:
             first[needed] = min(first[needed], first[name])
-    latest: dict[str, int] = {}
-    """The largest number with which a node delays none of those that need it."""
+    latest: dict[str, tuple[int, int]] = {}
+    """The largest numbers with which a node delays none of those that need it."""
     for name in reversed(list(needs)):
-        own = latest.setdefault(name, cuts[name])
+        own_cuts, own_behind = latest.setdefault(name, (cuts[name], behind[name]))
         for needed in needs[name]:
-            least = own - (name in can_compile and needed not in can_compile)
-            latest[needed] = min(latest.get(needed, least), least)
+            least = own_cuts - (name in can_compile and needed not in can_compile)
+            so_far = latest.get(needed, (least, own_behind))
+            latest[needed] = min(so_far[0], least), min(so_far[1], own_behind)
     return {
-        name: ((latest if first[name] == none else cuts)[name], first[name])
+        name: (cuts[name], first[name], 0)
+        if first[name] < none
+        else (latest[name][0], none, latest[name][1])
         for name in needs
     }
 

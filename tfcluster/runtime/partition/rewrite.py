@@ -19,6 +19,7 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
 from tfcluster.runtime.partition.functions import LOOPS
+from tfcluster.runtime.partition.fused_updates import fused_updates
 from tfcluster.runtime.partition.graph import Node, Value
 from tfcluster.runtime.partition.placed import Placed
 from tfcluster.runtime.partition.placement import (
@@ -183,6 +184,7 @@ class _Body:
         )
         self._asks_for_xla = any(node.for_xla for node in placed.nodes)
         self.writer.compiles = self._asks_for_xla
+        self._fused = fused_updates(placed)
         self._written: dict[Node, list[str]] = {}
         """The names of the nodes written for a node."""
         self._effects: list[str] = []
@@ -298,7 +300,8 @@ class _Body:
 
     def _node(self, node: Node, plan: LocalPlan, inputs: list[Refs]) -> None:
         writer = self.writer
-        writer.source, writer.compiles = node, node.for_xla
+        writer.source = node
+        writer.compiles = node.for_xla or node in self._fused
         if node.bodies:
             refs = self._with_bodies(node, plan, inputs)
         else:

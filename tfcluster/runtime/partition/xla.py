@@ -4,6 +4,8 @@ A function with ``jit_compile=True`` cannot be compiled as one once its ranks ex
 something. So what lies between the exchanges is compiled, in pieces. Whether XLA can do
 that is known before the program runs, as all shapes are. Only what a loop does with a
 batch of another size than the others is compiled when it runs, as on one machine.
+
+On CPUs, large updates (``fused_updates``) are compiled without being asked for.
 """
 
 from __future__ import annotations
@@ -156,7 +158,7 @@ class _Compiler:
         # loops and branches are compiled by themselves.
         op = function.nodes[name].op
         is_silent = op in (*_NEVER, *LOOPS, *BRANCHES)
-        if source is None or source.type != op or is_silent:
+        if source is None or source.type != op or is_silent or not source.for_xla:
             return False
         self.left.append(NotCompiled(source, reason))
         return True
@@ -174,6 +176,9 @@ class _Compiler:
 
     def _reason_against(self, function: _Function, node: ProtocolBuffer) -> str | None:
         """Why a node cannot be compiled; None if it perhaps can."""
+        source = function.for_xla[node.name]
+        if self._is_on_gpu and source is not None and not source.for_xla:
+            return "the script does not ask for it"
         if not self._has_kernel(node):
             return "XLA has no kernel for it"
         if not function.is_of_any_size and not function.has_known_shapes(node):
