@@ -75,8 +75,10 @@ class Layout:
         """The variables that set the threads of TensorFlow, PyTorch and JAX."""
         names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "PJRT_NPROC")
         found = {name: str(self.threads(cores)) for name in names}
-        if self.gbit is not None:
-            # Else a host would compute on the cores of one that waits for the network.
+        is_alone = self.ranks == 1 and not self.is_whole
+        if is_alone or self.gbit is not None:
+            # Else TensorFlow would run operations side by side on two cores, and a host
+            # would compute on the cores of one that waits for the network.
             found[OWN_CORES] = str(self.threads(cores))
         return found
 

@@ -8,8 +8,9 @@ by cables of a limited rate.
 
     python -m benchmarks.peers [--models mlp cnn ...] [--peers tfcluster ddp ...]
         [--ranks 1 2 4] [--hosts 2 4] [--host-models mlp cnn] [--gbit 1]
-        [--steps 3] [--quick]
+        [--steps 10] [--quick]
 
+Times are of blocks of ``--steps`` steps; ``fit`` begins an epoch with each.
 ``--host-models`` are those of ``--models`` that are trained between hosts, too.
 ``--hosts`` without numbers leaves hosts out. ``--quick`` tries every cell with two
 steps, whose times mean nothing.
@@ -208,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--hosts", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--gbit", type=float, default=1.0)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--quick", action="store_true")
     return parser
 
