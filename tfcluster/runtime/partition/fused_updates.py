@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition.graph import Node, Value
 from tfcluster.runtime.partition.placed import Placed
+from tfcluster.runtime.partition.placement import HandleOf, is_whole
 from tfcluster.runtime.partition.variable_placements import is_assignment
 
 LEAST_BYTES = 4 << 20
@@ -28,13 +29,15 @@ _DTYPES = (tf.float32, tf.float64)
 def fused_updates(placed: Placed) -> set[Node]:
     """The nodes of a graph, without its bodies, that XLA is to compile.
 
-    They assign large variables, or compute by elements what is assigned to them.
+    They assign large variables, or compute by elements what is assigned to them. They
+    have all elements, or a rank's piece of an optimizer's variable, but no terms of a
+    sum: which nodes add terms depends on the number of ranks in a process.
     """
     chosen: set[Node] = set()
     found = [node for node in placed.nodes if _is_update(node)]
     while found:
         node = found.pop()
-        if node in chosen or node.is_folded:
+        if node in chosen or node.is_folded or not _is_of_update(node, placed):
             continue
         chosen.add(node)
         found += [value.node for value in node.inputs if _is_by_elements(value)]
@@ -43,6 +46,17 @@ def fused_updates(placed: Placed) -> set[Node]:
 
 def _is_update(node: Node) -> bool:
     return is_assignment(node) and _is_large(node.inputs[1])
+
+
+def _is_of_update(node: Node, placed: Placed) -> bool:
+    plan = placed.plans[node]
+    values = [*node.inputs, *node.outputs]
+    return all(
+        is_whole(placement)
+        or isinstance(placement, HandleOf)
+        or placement == placed.shards.get(value.shape or ())
+        for value, placement in zip(values, [*plan.want, *plan.outputs], strict=True)
+    )
 
 
 def _is_by_elements(value: Value) -> bool:

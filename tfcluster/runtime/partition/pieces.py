@@ -25,8 +25,8 @@ from tfcluster.runtime.tensor_types import ProtocolBuffer
 
 _CONTRACTIONS = ("MatMul", "BatchMatMul", "SparseMatMul", "Einsum", "Conv", "Depthwise")
 _LEAST_NODES = 8
-"""Of a piece without products, convolutions and loops, since a call of XLA has a price,
-and without random numbers, of which XLA draws others."""
+"""Of a piece without large nodes, products, convolutions and loops, since a call of XLA
+has a price, and without random numbers, of which XLA draws others."""
 
 _Stage: TypeAlias = tuple[int, int, int]
 """A number of cuts, the number of the first exchange after the node, and, if there
@@ -60,18 +60,19 @@ def divided(
     definition: ProtocolBuffer,
     can_compile: AbstractSet[str],
     may_compile: Callable[[CompiledPiece], bool] = lambda piece: True,
+    large: AbstractSet[str] = frozenset(),
 ) -> tuple[ProtocolBuffer, list[CompiledPiece]]:
     """The function, which calls the pieces, and the definitions of these.
 
     Inputs of a node come before it in ``definition``. Nodes whose names are not in
     ``can_compile`` stay in the function, and so do those of pieces that
-    ``may_compile`` rejects.
+    ``may_compile`` rejects. The nodes in ``large`` take longer than a call of XLA.
     """
     types = tensor_types(definition)
     groups = _groups(definition, can_compile, types)
     pieces = {}
     for number, nodes in enumerate(groups):
-        if not _is_worth_it(nodes):
+        if not _is_worth_it(nodes, large):
             continue
         piece = _piece(
             definition, nodes, f"{definition.signature.name}_{number}", types
@@ -201,10 +202,15 @@ def _is_exchange(node: ProtocolBuffer) -> bool:
     return node.op == "PyFunc" or node.op.startswith("Collective")
 
 
-def _is_worth_it(nodes: Sequence[ProtocolBuffer]) -> bool:
-    return len(nodes) >= _LEAST_NODES or any(
-        node.op.startswith(_CONTRACTIONS) or node.op in LOOPS or "Random" in node.op
-        for node in nodes
+def _is_worth_it(nodes: Sequence[ProtocolBuffer], large: AbstractSet[str]) -> bool:
+    computing = [node for node in nodes if node.op != "ReadVariableOp"]
+    return (
+        len(nodes) >= _LEAST_NODES
+        or (len(computing) > 1 and any(node.name in large for node in computing))
+        or any(
+            node.op.startswith(_CONTRACTIONS) or node.op in LOOPS or "Random" in node.op
+            for node in nodes
+        )
     )
 
 

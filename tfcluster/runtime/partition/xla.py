@@ -125,7 +125,9 @@ class _Compiler:
             self._leave_piece(function, piece, str(error))
             return False
 
-        calling, pieces = divided(definition, set(function.wanted), may_compile)
+        calling, pieces = divided(
+            definition, set(function.wanted), may_compile, function.fused
+        )
         self.pieces += pieces
         self.definitions += (piece.definition for piece in pieces)
         for node in calling.node_def:
@@ -157,8 +159,8 @@ class _Compiler:
         # Others are written for an exchange, or for a state of ours. The bodies of
         # loops and branches are compiled by themselves.
         op = function.nodes[name].op
-        is_silent = op in (*_NEVER, *LOOPS, *BRANCHES)
-        if source is None or source.type != op or is_silent or not source.for_xla:
+        is_silent = op in (*_NEVER, *LOOPS, *BRANCHES) or _is_fused(source)
+        if source is None or source.type != op or is_silent:
             return False
         self.left.append(NotCompiled(source, reason))
         return True
@@ -176,8 +178,7 @@ class _Compiler:
 
     def _reason_against(self, function: _Function, node: ProtocolBuffer) -> str | None:
         """Why a node cannot be compiled; None if it perhaps can."""
-        source = function.for_xla[node.name]
-        if self._is_on_gpu and source is not None and not source.for_xla:
+        if self._is_on_gpu and _is_fused(function.for_xla[node.name]):
             return "the script does not ask for it"
         if not self._has_kernel(node):
             return "XLA has no kernel for it"
@@ -236,6 +237,11 @@ class _Function:
         devices = Counter(self.nodes[name].device for name in self.wanted)
         devices.pop("", None)
         self.device = max(devices, key=lambda device: devices[device], default="")
+
+    @property
+    def fused(self) -> set[str]:
+        """The nodes that are compiled although the script does not ask for it."""
+        return {name for name, source in self.for_xla.items() if _is_fused(source)}
 
     def has_known_shapes(self, node: ProtocolBuffer) -> bool:
         """Whether the sizes of all inputs and results of a node are known.
@@ -333,6 +339,10 @@ def _shapes(
     return {
         text: shape_of(graph.get_tensor_by_name(name)) for text, name in names.items()
     }
+
+
+def _is_fused(source: Node | None) -> bool:
+    return source is not None and not source.for_xla
 
 
 def _functions_of(node: ProtocolBuffer) -> Iterator[ProtocolBuffer]:
