@@ -16,10 +16,10 @@ from tests.runtime.keras_jobs import Values
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(500)]
 
-OPTIMIZERS = {2: ("adam", "adagrad"), 3: ("momentum", "compiled")}
-"""By the number of ranks."""
+CASES = {2: ("adam", "adagrad", "kernels"), 3: ("momentum", "compiled")}
+"""By the number of ranks: an optimizer, or how it is trained, or what is divided."""
 LIMIT = 16_000
-"""Bytes: only the table, and what optimizers have for it, are larger."""
+"""Bytes: only tables, large kernels, and what optimizers have for them, are larger."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "TFCLUSTER_RUNTIME": json.dumps({"shard_tables": LIMIT}),
         "TFCLUSTER_PARTITION": "strict",
     }
-    all_of_them = tuple(itertools.chain(*OPTIMIZERS.values()))
+    all_of_them = tuple(itertools.chain(*CASES.values()))
     jobs = [
         Job(
             f"on-{size}",
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (str(folder / str(size)), *names),
             env if size > 1 else {},
         )
-        for size, names in {1: all_of_them, **OPTIMIZERS}.items()
+        for size, names in {1: all_of_them, **CASES}.items()
     ]
     ended = Jobs(folder, jobs, 400, must_succeed=True)
     assert all(ended[job.name] for job in jobs)
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("size", "optimizer"),
-    [(size, name) for size, names in OPTIMIZERS.items() for name in names],
+    [(size, name) for size, names in CASES.items() for name in names],
 )
 def test_ranks_train_what_one_process_does(
     folder: Path, size: int, optimizer: str
@@ -59,11 +59,11 @@ def test_ranks_train_what_one_process_does(
     assert_equal_to_one(dict(np.load(folder / f"1.{optimizer}-0.npz")), ranks[0])
 
 
-@pytest.mark.parametrize("size", OPTIMIZERS)
+@pytest.mark.parametrize("size", CASES)
 def test_a_saved_model_is_whole(folder: Path, size: int) -> None:
     """One process loads it: its file has the same entries, of the same shapes."""
     h5py = pytest.importorskip("h5py")
-    optimizer, *_ = OPTIMIZERS[size]
+    optimizer, *_ = CASES[size]
     entries = []
     for number in (1, size):
         with zipfile.ZipFile(folder / f"{number}.{optimizer}.keras") as archive:

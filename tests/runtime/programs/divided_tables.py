@@ -57,6 +57,28 @@ def train(stem: str, rank: str, name: str) -> None:
     np.savez(f"{stem}.{name}-{rank}.npz", **values)
 
 
+def train_kernels(stem: str, rank: str) -> None:
+    """Products with kernels that are divided need the whole batch.
+
+    It has 32 rows in some steps of a loop, and 20 in the last.
+    """
+    keras.utils.set_random_seed(7)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(116, 24)).astype("float32")
+    y = random.integers(0, 3, 116)
+    hidden = [keras.layers.Dense(units, activation="relu") for units in (300, 250)]
+    model = keras.Sequential([keras.Input((24,)), *hidden, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, steps_per_execution=2)
+    losses = model.fit(x, y, batch_size=32, epochs=2, verbose=0).history["loss"]
+    values = {variable.path: variable.numpy() for variable in model.variables}
+    np.savez(f"{stem}.kernels-{rank}.npz", losses=losses, **values)
+
+
 if __name__ == "__main__":
-    for optimizer in sys.argv[2:]:
-        train(sys.argv[1], os.environ.get("TFCLUSTER_RANK", "0"), optimizer)
+    for name in sys.argv[2:]:
+        given = sys.argv[1], os.environ.get("TFCLUSTER_RANK", "0")
+        if name == "kernels":
+            train_kernels(*given)
+        else:
+            train(*given, name)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
@@ -28,6 +29,7 @@ from tfcluster.runtime.partition.placement import (
     ListOf,
     Placement,
     Ranks,
+    Shape,
     Shard,
     Split,
 )
@@ -211,6 +213,17 @@ class _Body:
             for split in self._process.splits
         )
 
+    def of_this_size(self, batch: Ref, shape: Shape) -> Ref:
+        """A batch that is known to have this shape.
+
+        TensorFlow's constant folding takes the sizes of tensors that it finds to be
+        equal in one branch to be equal in the other one, too. It does not connect the
+        sizes before and after a slice.
+        """
+        begin, size = (np.array(sizes, np.int32) for sizes in ([0] * len(shape), shape))
+        inputs = [batch, self.writer.constant(begin), self.writer.constant(size)]
+        return self.writer.op("Slice", inputs, {})[0]
+
     @property
     def exchanges(self) -> bool:
         """Whether an exchange has been written."""
@@ -355,8 +368,8 @@ class _Body:
             body = _Body(
                 self._process, placed, f"{node.name.rpartition('/')[2]}_of_rank"
             )
-            for value, want, refs in zip(
-                placed.graph.inputs, wants, carried, strict=True
+            for place, (value, want, refs) in enumerate(
+                zip(placed.graph.inputs, wants, carried, strict=True)
             ):
                 shape, splits = value.shape, self._process.splits
                 arguments = tuple(
@@ -366,6 +379,9 @@ class _Body:
                     )
                     for ref, split in zip(refs, splits, strict=False)
                 )
+                if place in placed.graph.rows:
+                    assert shape is not None
+                    arguments = (body.of_this_size(arguments[0], shape),)
                 body.put(value, want, arguments)
             if placed.graph.of_any_size or self._is_of_any_size:
                 self._process.of_any_size.add(body.writer.name)
