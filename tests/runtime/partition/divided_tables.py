@@ -202,6 +202,55 @@ def test_ops(simulation: _Simulation, name: str, size: int) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+# --- eager code -----------------------------------------------------------------------
+
+
+def _gradient(function: Callable[[], Any], table: Any) -> Tensor:
+    with tf.GradientTape() as tape:
+        loss = function()
+    gradient: Tensor = tf.convert_to_tensor(tape.gradient(loss, table))
+    return gradient
+
+
+EAGER: dict[str, Callable[[Any, Any], Any]] = {
+    "operators": lambda weight, table: [weight * 2.0, weight - 1.0, 1.0 - weight],
+    "keras.ops": lambda weight, table: keras.ops.normalize(weight, axis=1),
+    "ops": lambda weight, table: [tf.square(table), tf.multiply(table, 2.0)],
+    "lists": lambda weight, table: [tf.stack([table, table]), tf.concat([table], 0)],
+    "shape": lambda weight, table: [tf.shape(table), tf.reduce_sum(table)],
+    "norm": lambda weight, table: tf.nn.l2_loss(table),
+    "gradient": lambda weight, table: _gradient(lambda: tf.nn.l2_loss(table), table),
+    "gradient of rows": lambda weight, table: _gradient(
+        lambda: tf.reduce_sum(tf.gather(table, [1, ROWS - 1]) ** 2), table
+    ),
+    "gather_nd": lambda weight, table: table.gather_nd([[1, 2], [ROWS - 1, 0]]),
+    "assign_sub": lambda weight, table: weight.assign_sub(numbers(8, ROWS, WIDTH)),
+    "scatter_nd_update": lambda weight, table: table.scatter_nd_update(
+        [[1, 2], [ROWS - 1, 0]], [5.0, 6.0]
+    ),
+    "slice": lambda weight, table: table[3:9].assign(tf.ones((6, WIDTH))),
+    "a copy": lambda weight, table: tf.Variable(table),
+}
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_eager_code_sees_and_changes_all_rows(
+    simulation: _Simulation, name: str
+) -> None:
+    def results() -> list[Array]:
+        weight = keras.Variable(keras.initializers.Zeros(), (ROWS, WIDTH), "float32")
+        weight.assign(numbers(5, ROWS, WIDTH))
+        seen = EAGER[name](weight, weight.value)
+        return [*map(np.asarray, tf.nest.flatten(seen)), weight.numpy()]
+
+    expected = [each for each in results() if each.dtype != object]
+    with simulation.of(3):
+        ours = [each for each in results() if each.dtype != object]
+    assert len(ours) == len(expected)
+    for one, other in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 # --- creation -------------------------------------------------------------------------
 
 INITIALIZERS: dict[str, Callable[[], Any]] = {

@@ -1,6 +1,7 @@
 """Variables that stay divided by rows, as tables of embeddings do.
 
-``EagerTables`` is what the script gets of them outside of functions.
+``EagerTables`` is what the script gets of them outside of functions: all rows, whatever
+reads them, and changes of each rank's own rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_patches
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.divided_variables import (
     DividedVariable,
@@ -25,6 +26,12 @@ _UPDATES = (
     *("assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update"),
     *("scatter_mul", "scatter_div", "scatter_max", "scatter_min"),
 )
+"""What a rank does with its own rows."""
+_WHOLE_UPDATES = (
+    *("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "scatter_nd_max"),
+    *("scatter_nd_min", "batch_scatter_update", "_strided_slice_assign"),
+)
+"""What each rank does with all rows, to keep its own."""
 
 
 class EagerTables:
@@ -42,18 +49,45 @@ class EagerTables:
             methods: dict[str, Callable[..., Any]] = {
                 "_read_variable_op": self.read,
                 "sparse_read": self.gather,
+                "gather_nd": self.gather_nd,
                 "assign": self.assign,
                 **{name: functools.partial(self.update, name) for name in _UPDATES},
+                **{
+                    name: functools.partial(self.update_whole, name)
+                    for name in _WHOLE_UPDATES
+                },
             }
-            body = {
+            body: dict[str, Any] = {
                 name: self._override(method, getattr(kind, name))
                 for name, method in methods.items()
             }
+            body |= self._handles()
             derived = new_class(
                 kind.__name__, (kind,), exec_body=lambda own: own.update(body)
             )
             self._classes[kind] = derived
         tf_patches.TABLE.replace(tf_patches.VARIABLE_CLASS, variable, derived)
+
+    def _handles(self) -> dict[str, property]:
+        """The attributes with the variable's handle.
+
+        TensorFlow's eager ops read the buffer of an argument that has a ``_handle``,
+        and convert others with the variable's methods.
+        """
+
+        def handle(variable: Any) -> Tensor:
+            own: Tensor = vars(variable)["_handle"]
+            return own
+
+        def handle_of_whole(variable: Any) -> Tensor | None:
+            own = handle(variable)
+            is_empty = tf.executing_eagerly() and self._tables.of(own) is not None
+            return None if is_empty else own
+
+        def keep(variable: Any, own: Tensor) -> None:
+            vars(variable)["_handle"] = own
+
+        return {"handle": property(handle), "_handle": property(handle_of_whole, keep)}
 
     def _override(
         self, method: Callable[..., Any], original: Callable[..., Any]
@@ -83,6 +117,13 @@ class EagerTables:
         """The rows that indices name."""
         rows: Tensor = tf.gather(variable.value(), indices)
         return rows
+
+    def gather_nd(
+        self, table: DividedVariable, variable: Any, indices: Any, **keywords: Any
+    ) -> Tensor:
+        """The slices that indices name."""
+        slices: Tensor = tf.gather_nd(variable.value(), indices)
+        return slices
 
     def assign(
         self,
@@ -123,3 +164,18 @@ class EagerTables:
                 part = tf.convert_to_tensor(value, table.dtype)[first : first + count]
             getattr(piece, name)(part)
         return variable
+
+    def update_whole(
+        self,
+        method: str,
+        table: DividedVariable,
+        variable: Any,
+        /,
+        *args: Any,
+        **keywords: Any,
+    ) -> Any:
+        """Call a method of a variable with all rows, and keep this rank's."""
+        with tf.variable_creator_scope(tf_internals.plain_variable):
+            whole = tf.Variable(self._tables.value(table), trainable=False)
+        getattr(whole, method)(*args, **keywords)
+        return self.assign(table, variable, whole.value())
