@@ -230,6 +230,9 @@ EAGER: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "slice": lambda weight, table: table[3:9].assign(tf.ones((6, WIDTH))),
     "a copy": lambda weight, table: tf.Variable(table),
+    "argument of a function": lambda weight, table: tf.function(
+        lambda variable: tf.reduce_sum(tf.gather(variable, [1, ROWS - 1]), 1)
+    )(table),
 }
 
 

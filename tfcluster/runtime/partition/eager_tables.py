@@ -34,6 +34,16 @@ _WHOLE_UPDATES = (
 """What each rank does with all rows, to keep its own."""
 
 
+class _NoTensor:
+    """What has the attributes of a handle, and is no tensor."""
+
+    def __init__(self, handle: Tensor) -> None:
+        self._of = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
 class EagerTables:
     """The methods of ``tf.Variable`` for divided variables, outside of functions."""
 
@@ -71,18 +81,18 @@ class EagerTables:
     def _handles(self) -> dict[str, property]:
         """The attributes with the variable's handle.
 
-        TensorFlow's eager ops read the buffer of an argument that has a ``_handle``,
-        and convert others with the variable's methods.
+        TensorFlow's eager ops read the buffer of an argument whose ``_handle`` is a
+        tensor, and convert others with the variable's methods.
         """
 
         def handle(variable: Any) -> Tensor:
             own: Tensor = vars(variable)["_handle"]
             return own
 
-        def handle_of_whole(variable: Any) -> Tensor | None:
+        def handle_of_whole(variable: Any) -> Any:
             own = handle(variable)
             is_empty = tf.executing_eagerly() and self._tables.of(own) is not None
-            return None if is_empty else own
+            return _NoTensor(own) if is_empty else own
 
         def keep(variable: Any, own: Tensor) -> None:
             vars(variable)["_handle"] = own

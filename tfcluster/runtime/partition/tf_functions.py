@@ -262,7 +262,7 @@ def with_shape(data: ProtocolBuffer, shape: Sequence[int | None]) -> ProtocolBuf
 
 def handle_of(variable: Any) -> Tensor:
     """The handle of a variable, without a use of the variable."""
-    handle: Tensor | None = getattr(variable, "_handle", None)
+    handle: Tensor | None = getattr(variable, "__dict__", {}).get("_handle")
     return variable.handle if handle is None else handle
 
 
