@@ -206,6 +206,28 @@ def test_folders_elsewhere_are_removed_and_renamed(cluster: Cluster) -> None:
     assert not (running.folder / "files").exists()
 
 
+TEMPORARY = """
+import os, pathlib, tempfile
+
+with tempfile.NamedTemporaryFile("w", dir="/tmp") as file:
+    file.write("a")
+elsewhere = pathlib.Path("../elsewhere")
+for name in ("one", "two"):
+    elsewhere.joinpath(name).mkdir(parents=True)
+    elsewhere.joinpath(name, "a.txt").write_text("a")
+print("done", flush=True)
+"""
+
+
+@needs_layers
+def test_folders_elsewhere_are_private_after_a_temporary_file(cluster: Cluster) -> None:
+    """Python opens the folder of a temporary file as if to write to it."""
+    running = launch(cluster, TEMPORARY)
+    assert running.end() == 0, running.err
+    assert names(cluster.folder / "elsewhere") == ["one", "two"]
+    assert_nothing_left(running)
+
+
 def may_unshare_as_root() -> bool:
     """Whether this is root, who can give up the right to mount."""
     return os.geteuid() == 0

@@ -65,7 +65,7 @@ def change_of(
     ``frame`` is the caller's. Files for one process only do not count, unless they are
     in the program's folder ``work``.
     """
-    if event == "open" and not (isinstance(args[2], int) and args[2] & _WRITES):
+    if event == "open" and not _writes(args[0], args[2]):
         return None
     paths: tuple[str, ...] = ()
     if event in _PATHS:
@@ -77,6 +77,17 @@ def change_of(
         return None
     what = Path(paths[-1]).name if paths else _shown(args)
     return Change(paths, what, program_line(frame) or "")
+
+
+def _writes(path: object, flags: object) -> bool:
+    """Whether a file is opened for changes.
+
+    Python opens a folder so, with an opener of its own, for a temporary file in it;
+    another event announces that file.
+    """
+    if not isinstance(flags, int) or not flags & _WRITES:
+        return False
+    return not isinstance(path, str | bytes | os.PathLike) or not os.path.isdir(path)  # noqa: PTH112 - fast
 
 
 def _shown(command: tuple[object, ...]) -> str:
