@@ -34,16 +34,6 @@ _WHOLE_UPDATES = (
 """What each rank does with all rows, to keep its own."""
 
 
-class _NoTensor:
-    """What has the attributes of a handle, and is no tensor."""
-
-    def __init__(self, handle: Tensor) -> None:
-        self._of = handle
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
-
-
 class EagerTables:
     """The methods of ``tf.Variable`` for divided variables, outside of functions."""
 
@@ -71,33 +61,12 @@ class EagerTables:
                 name: self._override(method, getattr(kind, name))
                 for name, method in methods.items()
             }
-            body |= self._handles()
+            body |= tf_functions.handles_of_empty(self._tables.is_divided)
             derived = new_class(
                 kind.__name__, (kind,), exec_body=lambda own: own.update(body)
             )
             self._classes[kind] = derived
         tf_patches.TABLE.replace(tf_patches.VARIABLE_CLASS, variable, derived)
-
-    def _handles(self) -> dict[str, property]:
-        """The attributes with the variable's handle.
-
-        TensorFlow's eager ops read the buffer of an argument whose ``_handle`` is a
-        tensor, and convert others with the variable's methods.
-        """
-
-        def handle(variable: Any) -> Tensor:
-            own: Tensor = vars(variable)["_handle"]
-            return own
-
-        def handle_of_whole(variable: Any) -> Any:
-            own = handle(variable)
-            is_empty = tf.executing_eagerly() and self._tables.of(own) is not None
-            return _NoTensor(own) if is_empty else own
-
-        def keep(variable: Any, own: Tensor) -> None:
-            vars(variable)["_handle"] = own
-
-        return {"handle": property(handle), "_handle": property(handle_of_whole, keep)}
 
     def _override(
         self, method: Callable[..., Any], original: Callable[..., Any]

@@ -266,6 +266,32 @@ def handle_of(variable: Any) -> Tensor:
     return variable.handle if handle is None else handle
 
 
+class _NoTensor:
+    """What has the attributes of a handle, and is no tensor."""
+
+    def __init__(self, handle: Tensor) -> None:
+        self._of = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+def handles_of_empty(is_empty: Callable[[Tensor], bool]) -> dict[str, property]:
+    """The attributes with a variable's handle, for a class of variables.
+
+    TensorFlow's eager ops read the buffer of an argument whose ``_handle`` is a tensor,
+    and convert others with the variable's methods. So for a variable whose handle
+    ``is_empty``, that is no tensor in eager code.
+    """
+    import tensorflow as tf
+
+    def handle(variable: Any) -> Any:
+        own = handle_of(variable)
+        return _NoTensor(own) if tf.executing_eagerly() and is_empty(own) else own
+
+    return {"handle": property(handle_of), "_handle": property(handle)}
+
+
 def set_handle_data(tensor: Tensor, data: ProtocolBuffer) -> None:
     """Note on a tensor what its handle refers to."""
     from tensorflow.python.ops import handle_data_util
