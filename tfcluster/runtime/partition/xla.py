@@ -64,8 +64,8 @@ def compiled(written: Written, inputs: Sequence[Tensor]) -> Compiled:
         return Compiled(written, (), ())
     compiler = _Compiler(written)
     main, *others = written.definitions
-    given = map(_with_shape_of, inputs, main.signature.input_arg)
-    main = compiler.compiled(main, list(given))
+    pairs = zip(inputs, main.signature.input_arg, strict=True)
+    main = compiler.compiled(main, [_with_shape_of(*pair) for pair in pairs])
     definitions = [main, *others, *compiler.definitions]
     return Compiled(
         replace(written, definitions=definitions), compiler.pieces, compiler.left
