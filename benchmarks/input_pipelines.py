@@ -15,6 +15,7 @@ TARGET = 1.8
 KINDS = {
     "JPEG images": (),
     "JPEG images, shuffled and scaled later": ("late",),
+    "JPEG images, own loop": ("loop",),
     "lines of text": ("strings",),
 }
 

@@ -62,7 +62,7 @@ IN_DEFAULT_TIER = {
     ],
     "changed_gradients": [],
     "coupled_rows": ["mask"],
-    "inputs": ["fit", "predictions"],
+    "inputs": ["divided_loops", "fit", "predictions"],
     "loops": ["tape_graph", "tape_on_arrays", "tape_takes_batches"],
     "losses": [],
     "metrics": [],
@@ -94,7 +94,8 @@ IN_TEST_ALL = {
     "inputs": [
         *("batches_of_one", "cached_in_files", "endless", "sources"),
         *("divided_augmentation", "divided_pipelines", "elements_that_differ"),
-        *("errors_in_elements", "whole_pipelines", "without_a_fixed_order"),
+        *("errors_in_elements", "errors_in_loops", "iterators_in_checkpoints"),
+        *("loops_that_differ", "whole_pipelines", "without_a_fixed_order"),
     ],
     "loops": [
         *("gan", "on_batch", "session_of_tensorflow_1", "tape_compiled_by_xla"),

@@ -12,12 +12,9 @@ import pytest
 import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_datasets
-from tfcluster.runtime.partition.input_parts import (
-    DividedInputs,
-    DividedPipeline,
-    PartIterator,
-)
+from tfcluster.runtime.partition.input_parts import DividedPipeline
 from tfcluster.runtime.partition.input_pipelines import BatchPipeline, divided
+from tfcluster.runtime.partition.part_iterators import DividedInputs, PartIterator
 from tfcluster.runtime.partition.placement import Split
 from tfcluster.runtime.partition.taken_batches import TakenElement
 from tfcluster.runtime.tensor_types import Array
@@ -55,8 +52,8 @@ class Rank:
         pipeline = divided(dataset, self.split)
         assert isinstance(pipeline, BatchPipeline), pipeline
         inputs = DividedInputs()
-        self.divided = DividedPipeline(pipeline, self.split, inputs)
-        self.whole = self.divided.begin()
+        self.divided = DividedPipeline(pipeline, self.split)
+        self.whole = inputs.begin_pass(self.divided)
         fetch = TakenElement((), 0, (), ())
         resource = tf_datasets.resource_of(self.whole)
         self.parts: PartIterator
@@ -371,7 +368,9 @@ def test_ranks_that_differ_continue_with_whole_batches() -> None:
     assert second.compared is None
     np.testing.assert_array_equal(second.values[0].tensor, batches[1][0])
     assert not rank.divided.is_divided
-    np.testing.assert_array_equal(arrays(next(rank.divided.begin())), batches[0])
+    np.testing.assert_array_equal(
+        arrays(next(DividedInputs().begin_pass(rank.divided))), batches[0]
+    )
 
 
 def test_an_iterator_that_has_failed_yields_nothing_more() -> None:

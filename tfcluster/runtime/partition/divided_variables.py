@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
+from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.partition.host_rows import gathered
 from tfcluster.runtime.partition.placement import Ranks, Shard
 from tfcluster.runtime.partition.variables import Watched
@@ -249,6 +250,17 @@ class DividedVariables:
             return False
         nbytes = math.prod(size or 0 for size in shape) * int(dtype.size)
         return nbytes > self.limit
+
+    def refuse(self, inputs: Sequence[Tensor], name: str) -> None:
+        """Raise CollectiveError if a call that is not divided needs all rows."""
+        for divided in map(self.of, inputs):
+            if divided is not None:
+                raise CollectiveError(
+                    f"{name} uses {divided.name}, of which each rank has its own rows, "
+                    "where the ranks cannot exchange any: in a thread, within another "
+                    "function, or while a model is saved. Call it in the program's "
+                    "main thread, or raise runtime.shard_tables"
+                )
 
     def note_undivided(self, variables: Sequence[Watched]) -> None:
         """Warn of variables among these that are large, and yet whole."""

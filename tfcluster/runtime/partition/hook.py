@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.agreement import Agree, agree_on_shapes
@@ -18,13 +16,17 @@ from tfcluster.runtime.partition.divided_variables import DividedVariables
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.function_programs import FunctionPrograms
 from tfcluster.runtime.partition.functions import Function, traced_shapes
-from tfcluster.runtime.partition.input_parts import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.own_rows import OwnRows
+from tfcluster.runtime.partition.part_iterators import (
+    DividedInputs,
+    PartIterator,
+    TakenBatch,
+)
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
-from tfcluster.runtime.partition.programs import Programs, RankProgram, gather
-from tfcluster.runtime.partition.rewrite import Written
+from tfcluster.runtime.partition.programs import Programs, RankProgram
+from tfcluster.runtime.partition.row_parts import RowParts, Running
 from tfcluster.runtime.partition.script_lines import described
 from tfcluster.runtime.partition.table_lookups import made_whole
 from tfcluster.runtime.partition.taken_batches import handed
@@ -38,9 +40,6 @@ Call = Callable[[Any, Any, Sequence[Tensor], int], Any]
 
 Join = Callable[[str, Sequence[Tensor]], list[ProgramInput]]
 """Joins the ranks' rows of a program's batch; see ``agreement.joined``."""
-Running = Callable[[str, Written], AbstractContextManager[None]]
-"""A context in which a program of this name runs; see ``op_runs.OpRuns.running``."""
-
 Together = Callable[[str], AbstractContextManager[None]]
 """A context in which an error of one rank is that of all; see ``op_runs.Failures``."""
 
@@ -104,6 +103,9 @@ class Hook:
         self._is_paused = is_paused
         self._ran = ran
         self._running = running
+        own_rows = self._own_rows
+        exchangers = new_exchanger if own_rows is None else lambda _: own_rows
+        self._parts = RowParts(ranks, exchangers, running)
         self._together = together
         self._divided_inputs = divided_inputs or DividedInputs()
         self._variable_names = variable_names
@@ -111,9 +113,6 @@ class Hook:
             self._new_programs, seed=seed, strict=strict, note=self._note
         )
         self._busy = threading.local()
-        self._parts: dict[int, tuple[object, RowPart]] = {}
-        """The tensors that are parts, by ``id``, each with a reference that ends it."""
-        self._gathers: dict[object, Written] = {}
 
     @property
     def programs(self) -> list[RankProgram]:
@@ -148,7 +147,7 @@ class Hook:
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
             tensors = self.whole(inputs)
-            self._refuse_divided(tensors, text)
+            self._divided.refuse(tensors, text)
             self._divided_inputs.begin(inputs)
             return original(context, name, tensors, outputs)
         with SIGNALS:
@@ -189,7 +188,8 @@ class Hook:
             if ended is not None:
                 # The function itself does what does not wait for the batch. If that
                 # were an exchange, the end of the data would break it off.
-                rest = handed(programs.fetches, _wholes(taken), inputs)
+                whole_batches = [own for batch in taken for own in batch.whole()]
+                rest = handed(programs.fetches, whole_batches, inputs)
                 self._divided_inputs.begin(rest)
                 values = [self._input(tensor) for tensor in rest]
                 whole = self._programs.checked(programs.without_batches(values))
@@ -210,7 +210,7 @@ class Hook:
             with running, self._holding(program, programs, values) as held:
                 result = original(context, program.name.encode(), held, outputs)
             for index, part in program.parts.items():
-                self._note_part(result[index], part)
+                self._parts.note(result[index], part)
             self._ran(program)
             return result
         finally:
@@ -247,13 +247,9 @@ class Hook:
         if not iterators:
             yield
             return
-        try:
-            with self._programs.made_by_all(programs), self._together(programs.label):
-                yield
-        except tf.errors.OpError as error:
-            for iterator in iterators:
-                iterator.fail(error)
-            raise
+        made_by_all = self._programs.made_by_all(programs)
+        with _failing(iterators), made_by_all, self._together(programs.label):
+            yield
 
     def _prepared(
         self,
@@ -294,6 +290,46 @@ class Hook:
             or self._is_paused()
         )
 
+    def next_whole(self, parts: PartIterator) -> list[Tensor] | None:
+        """The next batch of an iterator over parts, gathered for Python.
+
+        None where ranks cannot exchange anything. Raises OutOfRangeError at the end of
+        the data, and what the pipeline raises on any rank.
+        """
+        if self._stands_aside():
+            return None
+        with SIGNALS:
+            self._busy.now = True
+            pass_point()
+            try:
+                return self._next_whole(parts)
+            finally:
+                self._busy.now = False
+
+    def _next_whole(self, parts: PartIterator) -> list[Tensor]:
+        ended: tf.errors.OutOfRangeError | None = None
+        with _failing([parts]), self._together(_NEXT):
+            try:
+                batch = parts.take()
+            except tf.errors.OutOfRangeError as error:
+                ended = error
+            else:
+                batch = self._agreed_batch(batch)
+        if ended is not None:
+            raise ended
+        return self._parts.gathered(batch.values)
+
+    def _agreed_batch(self, batch: TakenBatch) -> TakenBatch:
+        """The batch with which all ranks continue: this rank's, or the chief's."""
+        assert self._agree is not None
+        if batch.compared is not None:
+            (same,) = self._agree(_NEXT, [batch.compared], (), ())
+            if same is batch.compared:
+                return batch
+            batch = batch.if_it_differs()
+        whole = [value.tensor for value in batch.values]
+        return TakenBatch(list(map(ProgramInput, self._agree(_NEXT, whole, (), ()))))
+
     # --- parts ------------------------------------------------------------------------
 
     @contextmanager
@@ -314,17 +350,12 @@ class Hook:
 
     def part_of(self, tensor: Tensor) -> RowPart | None:
         """What a tensor is a part of; None if it is whole."""
-        entry = self._parts.get(id(tensor))
-        return None if entry is None else entry[1]
+        return self._parts.of(tensor)
 
     def _input(self, tensor: Tensor) -> ProgramInput:
         divided = self._divided.of(tensor)
         stays = divided is not None and not divided.is_slot
-        return ProgramInput(tensor, self.part_of(tensor), divided if stays else None)
-
-    def _note_part(self, tensor: Tensor, part: RowPart) -> None:
-        key, parts = id(tensor), self._parts
-        parts[key] = weakref.ref(tensor, lambda _: parts.pop(key, None)), part
+        return ProgramInput(tensor, self._parts.of(tensor), divided if stays else None)
 
     def whole(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The tensors, whole, such as inputs of a call that is not divided.
@@ -342,36 +373,8 @@ class Hook:
 
     def _gathered(self, values: Sequence[ProgramInput]) -> list[Tensor]:
         """The tensors, whole, for a function that cannot be divided."""
-        places = [place for place, value in enumerate(values) if value.part is not None]
-        tensors = [value.tensor for value in values]
-        self._make_whole(tensors)
-        if places:
-            parts = [values[place] for place in places]
-            key = tuple((part.tensor.dtype, part.part) for part in parts)
-            written = self._gathers.get(key)
-            if written is None:
-                own_rows = self._own_rows
-                new = self._new_exchanger if own_rows is None else lambda _: own_rows
-                written = gather(parts, self._ranks, new)
-                self._gathers[key] = written
-            inputs = [part.tensor for part in parts]
-            with self._running("gather", written):
-                wholes = tf_functions.call(written.name, inputs, len(inputs))
-            for place, tensor in zip(places, wholes, strict=True):
-                tensors[place] = tensor
-        return tensors
-
-    def _refuse_divided(self, inputs: Sequence[Tensor], name: str) -> None:
-        """Raise CollectiveError if a call that is not divided needs all rows."""
-        for tensor in inputs:
-            divided = self._divided.of(tensor)
-            if divided is not None:
-                raise CollectiveError(
-                    f"{name} uses {divided.name}, of which each rank has its own rows, "
-                    "where the ranks cannot exchange any: in a thread, within another "
-                    "function, or while a model is saved. Call it in the program's "
-                    "main thread, or raise runtime.shard_tables"
-                )
+        self._make_whole([value.tensor for value in values])
+        return self._parts.gathered(values)
 
     def _make_whole(self, inputs: Sequence[Tensor]) -> None:
         """Gather the variables among the inputs of which ranks hold pieces."""
@@ -477,13 +480,21 @@ class Hook:
             self._divided.note_whole(program.label, ops)
 
 
-def _wholes(taken: Sequence[TakenBatch]) -> list[Tensor]:
-    return [tensor for batch in taken for tensor in batch.whole()]
+@contextmanager
+def _failing(iterators: Sequence[PartIterator]) -> Iterator[None]:
+    """A context in which an error of an op is one of these iterators, too."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for iterator in iterators:
+            iterator.fail(error)
+        raise
 
 
 def _words_of(program: RankProgram) -> Sequence[str]:
     return () if program.written is None else program.written.words
 
 
+_NEXT = "the next batch of a loop"
 _FORWARD = "__forward_"
 """The beginning of the name of a function whose gradient a tape may need."""

@@ -11,16 +11,11 @@ computed at any time, and ranks can compare what they have read. Elements whose 
 are not known are batched as variants, which costs more. Functions of batches among the
 last stages are those for a rank's rows of a full batch; a smaller batch is computed
 whole.
-
-An iterator of the program yields whole batches, like any other. Behind it is an
-iterator over parts, from which divided functions take their batches instead.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,10 +29,8 @@ from tfcluster.runtime.partition.input_pipelines import (
     ElementMap,
     with_stage,
 )
-from tfcluster.runtime.partition.placement import Shard, Split
-from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
+from tfcluster.runtime.partition.placement import Split
 from tfcluster.runtime.partition.shape_graph import shape_of
-from tfcluster.runtime.partition.taken_batches import TakenElement
 from tfcluster.runtime.partition.tf_datasets import OwnedIterator
 from tfcluster.runtime.tensor_types import (
     ConcreteFunction,
@@ -51,91 +44,16 @@ _ENDLESS = 1 << 62
 """More batches than there are."""
 
 
-@dataclass(slots=True)
-class TakenBatch:
-    """An element that was taken from an iterator."""
-
-    values: list[ProgramInput]
-    """This rank's rows of its tensors, or the tensors."""
-    compared: Tensor | None = None
-    """What is equal if the batch is equal on all ranks; None if only ``values`` is."""
-    iterator: PartIterator | None = None
-    """The iterator, if it can yield parts."""
-    compute_whole: Callable[[], list[Tensor]] | None = None
-
-    def whole(self) -> list[Tensor]:
-        """The tensors. This rank may have to compute the rows of others."""
-        if self.compute_whole is None:
-            return [value.tensor for value in self.values]
-        return self.compute_whole()
-
-    def if_it_differs(self) -> TakenBatch:
-        """The whole batch, once it is clear that the ranks' are not equal."""
-        if self.iterator is not None:
-            self.iterator.differ()
-        return TakenBatch([ProgramInput(tensor) for tensor in self.whole()])
-
-
-class DividedInputs:
-    """The iterators of the program behind which there are iterators over parts."""
-
-    def __init__(self) -> None:
-        self._iterators: dict[int, tuple[object, PartIterator]] = {}
-        """By the ``id`` of the resource, with a reference that ends the entry."""
-
-    def add(self, iterator: OwnedIterator, parts: PartIterator) -> None:
-        """Let divided functions that get ``iterator`` read parts."""
-        resource = tf_datasets.resource_of(iterator)
-        key, iterators = id(resource), self._iterators
-        ends = weakref.ref(resource, lambda _: iterators.pop(key, None))
-        iterators[key] = ends, parts
-
-    def begin(
-        self, inputs: Sequence[Tensor], fetched: Sequence[TakenElement] = ()
-    ) -> None:
-        """Let iterators among a function's inputs yield whole batches to it.
-
-        Without those from which all elements are ``fetched``.
-        """
-        if not self._iterators:
-            return
-        places = {fetch.iterator for fetch in fetched}
-        for place, tensor in enumerate(inputs):
-            entry = self._iterators.get(id(tensor))
-            if entry is not None and place not in places:
-                entry[1].begin_whole(tensor)
-
-    def take(self, fetch: TakenElement, inputs: Sequence[Tensor]) -> TakenBatch:
-        """Take an element of an iterator among a function's inputs.
-
-        Raises OutOfRangeError at the end of the data, and what the pipeline raises.
-        """
-        entry = self._iterators.get(id(inputs[fetch.iterator]))
-        if entry is None:
-            return TakenBatch([ProgramInput(tensor) for tensor in fetch.next(inputs)])
-        return entry[1].take()
-
-    def of(
-        self, fetches: Sequence[TakenElement], inputs: Sequence[Tensor]
-    ) -> list[PartIterator]:
-        """The iterators over parts from which elements will be taken."""
-        entries = (self._iterators.get(id(inputs[f.iterator])) for f in fetches)
-        return [entry[1] for entry in entries if entry is not None]
-
-
 class DividedPipeline:
     """A pipeline of which this rank computes the rows of ``split``."""
 
-    def __init__(
-        self, pipeline: BatchPipeline, split: Split, inputs: DividedInputs
-    ) -> None:
+    def __init__(self, pipeline: BatchPipeline, split: Split) -> None:
         self._pipeline = pipeline
         self._split = split
-        self._inputs = inputs
         self.is_divided = True
-        self.is_checked = not pipeline.reads_files
+        self._is_checked = not pipeline.reads_files
         """Whether ranks have compared results of the functions."""
-        self.digest = np.frombuffer(pipeline.digest.to_bytes(4, "little"), np.uint8)
+        self._digest = np.frombuffer(pipeline.digest.to_bytes(4, "little"), np.uint8)
         size = pipeline.batch_size
         splits = [Split(rank, split.size) for rank in range(split.size)]
         self.can_divide = np.array(
@@ -165,18 +83,31 @@ class DividedPipeline:
         self._readers: tuple[ConcreteFunction, ...] | None = None
         self._compute: ConcreteFunction | None = None
 
-    def begin(self) -> Iterator[Nest]:
-        """A new iterator over the whole batches."""
-        if not self.is_divided:
-            return iter(self._pipeline.whole)
+    @property
+    def whole(self) -> Dataset:
+        """The dataset itself."""
+        return self._pipeline.whole
+
+    @property
+    def parts(self) -> Dataset:
+        """The dataset of this rank's parts and of records."""
         if self._dataset is None:
             self._dataset = self._parts()
-        parts = PartIterator(self, tf_datasets.iterator_over(self._dataset))
+        return self._dataset
 
-        spec = self._pipeline.whole.element_spec
-        whole = tf_datasets.late_iterator(spec, parts.begin_whole)
-        self._inputs.add(whole, parts)
-        return whole
+    def compared(
+        self, checksum: Tensor, compute_whole: Callable[[], list[Tensor]]
+    ) -> Tensor:
+        """What is equal on all ranks if a batch is equal.
+
+        ``checksum`` is that of its elements before the functions.
+        """
+        results = np.zeros(_CHECKSUM_BYTES, np.uint8)
+        if not self._is_checked:
+            self._is_checked = True
+            results = np.asarray(_checksum(*compute_whole()))
+        numbers = [np.asarray(checksum), self._digest, results]
+        return tf.constant(np.concatenate(numbers))
 
     def compute_whole(self, elements: Sequence[Tensor]) -> list[Tensor]:
         """A batch, from its elements before the functions."""
@@ -322,79 +253,6 @@ class DividedPipeline:
                 (whole, [optional]),
             )
         )
-
-
-class PartIterator:
-    """Yields this rank's rows of the batches of one pass."""
-
-    def __init__(self, pipeline: DividedPipeline, iterator: OwnedIterator) -> None:
-        self.iterator = iterator
-        self._pipeline = pipeline
-        self._error: tf.errors.OpError | None = None
-        self._differs = False
-        self._yields_whole = False
-
-    def begin_whole(self, resource: Tensor) -> None:
-        """Let the program's iterator with this resource yield whole batches.
-
-        Few are read so, and to begin one takes as long as to begin a pass.
-        """
-        if self._yields_whole:
-            return
-        self._yields_whole = True
-        whole = self._pipeline.whole_batches(self.iterator)
-        variant = tf.data.experimental.to_variant(whole)
-        tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
-
-    def take(self) -> TakenBatch:
-        """The next batch.
-
-        Raises OutOfRangeError at the end, and again what it has failed of.
-        """
-        if self._error is not None:
-            raise self._error
-        pipeline = self._pipeline
-        *own, records = self.iterator.get_next()
-        elements, checksum = pipeline.read(records)
-        rows = int(elements[0].shape[0])
-
-        def compute_whole() -> list[Tensor]:
-            return pipeline.compute_whole(elements)
-
-        if self._differs:
-            whole = [ProgramInput(tensor) for tensor in compute_whole()]
-            return TakenBatch(whole, iterator=self)
-        results = np.zeros(_CHECKSUM_BYTES, np.uint8)
-        if not pipeline.is_checked:
-            pipeline.is_checked = True
-            results = np.asarray(_checksum(*compute_whole()))
-        numbers = [np.asarray(checksum), pipeline.digest, results]
-        batch = TakenBatch([], tf.constant(np.concatenate(numbers)), self)
-        batch.compute_whole = compute_whole
-        if pipeline.can_divide[rows]:
-            batch.values = [ProgramInput(tensor, _part(tensor, rows)) for tensor in own]
-        else:
-            batch.values = [ProgramInput(tensor) for tensor in compute_whole()]
-        return batch
-
-    def fail(self, error: tf.errors.OpError) -> None:
-        """Yield nothing more, on all ranks.
-
-        One of them has lost its place in the data by an error.
-        """
-        self._error = error
-
-    def differ(self) -> None:
-        """Yield whole batches from now on, since those of the ranks are not equal.
-
-        Later passes are not divided.
-        """
-        self._differs = True
-        self._pipeline.is_divided = False
-
-
-def _part(own: Tensor, rows: int) -> RowPart:
-    return RowPart(Shard(0, rows), (rows, *own.shape[1:]))
 
 
 # --- functions of the datasets --------------------------------------------------------

@@ -236,7 +236,7 @@ class Failures:
         self._group = group
 
     def running(self, label: str, written: Written) -> AbstractContextManager[None]:
-        """See ``hook.Running``. Raises the first rank's error, if there are any."""
+        """See ``row_parts.Running``. Raises the first rank's error, if there is one."""
         return self.together(label) if written.exchanges else nullcontext()
 
     @contextmanager

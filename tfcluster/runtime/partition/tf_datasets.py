@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfcluster.runtime import tf_internals
@@ -63,11 +63,15 @@ NAMES = (
         "tensorflow.python.data.ops.iterator_ops.OwnedIterator._create_iterator",
         _PIPELINES,
         "_iterator_resource",
+        "_dataset",
     ),
     *names(
         "tensorflow.python.data.ops.iterator_ops.OwnedIterator",
         _PIPELINES,
         "_next_internal",
+        "_serialize_to_tensors",
+        "_restore_from_tensors",
+        "_maybe_initialize_trackable",
     ),
 )
 
@@ -239,10 +243,32 @@ def iterator_over(dataset: Dataset) -> OwnedIterator:
     return owned
 
 
-def late_iterator(spec: Nest, begin: Callable[[Tensor], None]) -> OwnedIterator:
-    """An iterator with an empty resource, for which Python calls ``begin`` to read.
+class BatchReader(Protocol):
+    """What yields the batches of a late iterator."""
 
-    Who passes it to a function that reads from it must call ``begin``, too.
+    def next_whole(self) -> Sequence[Tensor] | None:
+        """The tensors of the next batch; None if Python reads it from the resource.
+
+        Raises OutOfRangeError at the end of the data.
+        """
+
+    def begin_whole(self, resource: Tensor) -> None:
+        """Let ops that read from this resource get whole batches."""
+
+    def replaced(self) -> OwnedIterator | None:
+        """An iterator that a checkpoint can have, if nothing was read so far.
+
+        The reader is not called again.
+        """
+
+    def refuse_state(self) -> None:
+        """Raise an error, as a checkpoint cannot have what the reader has read."""
+
+
+def late_iterator(spec: Nest, reader: BatchReader) -> OwnedIterator:
+    """An iterator whose resource is empty until ``reader`` begins to fill it.
+
+    Who passes it to a function that reads from it must let the reader begin.
     """
     import tensorflow as tf
 
@@ -251,7 +277,7 @@ def late_iterator(spec: Nest, begin: Callable[[Tensor], None]) -> OwnedIterator:
         output_types=[tensor.dtype for tensor in tensors],
         output_shapes=[tensor.shape for tensor in tensors],
     )
-    owned: OwnedIterator = _late_iterator_type()(resource, spec, begin)
+    owned: OwnedIterator = _late_iterator_type()(resource, spec, reader)
     return owned
 
 
@@ -261,23 +287,43 @@ def _late_iterator_type() -> Any:
     from tensorflow.python.data.ops import iterator_ops
 
     class LateIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]  # untyped
-        def __init__(
-            self, resource: Tensor, spec: Nest, begin: Callable[[Tensor], None]
-        ) -> None:
+        def __init__(self, resource: Tensor, spec: Nest, reader: BatchReader) -> None:
             super().__init__(components=[resource], element_spec=spec)
-            self._begin = begin
+            self._reader: BatchReader | None = reader
 
         def _next_internal(self) -> Nest:
-            self._begin_in_python()
+            if self._reader is not None and tf.executing_eagerly():
+                batch = self._reader.next_whole()
+                if batch is not None:
+                    return tf.nest.pack_sequence_as(self.element_spec, batch)
+                self._reader.begin_whole(self._iterator_resource)
             return super()._next_internal()
 
         def get_next_as_optional(self) -> Any:
-            self._begin_in_python()
+            if self._reader is not None and tf.executing_eagerly():
+                self._reader.begin_whole(self._iterator_resource)
             return super().get_next_as_optional()
 
-        def _begin_in_python(self) -> None:
-            if tf.executing_eagerly():
-                self._begin(self._iterator_resource)
+        def _maybe_initialize_trackable(self) -> None:
+            # Whatever gets it as an attribute calls this.
+            super()._maybe_initialize_trackable()
+            iterator: Any = None if self._reader is None else self._reader.replaced()
+            if iterator is not None:
+                self._dataset = iterator._dataset
+                self._iterator_resource = iterator._iterator_resource
+                self._reader = None
+
+        def _serialize_to_tensors(self) -> Any:
+            self._require_state()
+            return super()._serialize_to_tensors()
+
+        def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+            self._require_state()
+            return super()._restore_from_tensors(restored_tensors)
+
+        def _require_state(self) -> None:
+            if self._reader is not None:
+                self._reader.refuse_state()
 
     return LateIterator
 

@@ -104,7 +104,7 @@ class ExplainHook(Hook):
                     report = replace(report, assigned=assigned)
                 self.functions.append(report)
             for index, part in program.parts.items():
-                self._note_part(result[index], part)
+                self._parts.note(result[index], part)
             return result
         finally:
             self._busy.now = False
@@ -152,7 +152,7 @@ class ExplainHook(Hook):
 
 
 _SEVERAL = "the function takes several batches (steps_per_execution, or a loop)"
-_OWN_LOOP = "only the datasets of fit, evaluate and predict are read by parts"
+_OWN_LOOP = "a loop of the program reads it, so only ranks of one host divide it"
 
 
 def _is_called_by_keras() -> bool:

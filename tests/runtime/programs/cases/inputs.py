@@ -99,7 +99,7 @@ def parts_taken(at_least):
     if RANKS == 1 or SHARDS:
         yield
         return
-    from tfcluster.runtime.partition.input_parts import PartIterator
+    from tfcluster.runtime.partition.part_iterators import PartIterator
 
     taken, take = [], PartIterator.take
 
@@ -157,6 +157,102 @@ def case_divided_pipelines():
         found["evaluate"] = np.array(model.evaluate(dataset, verbose=0))
         found["predict"] = model.predict(dataset, verbose=0)
     return found
+
+
+def trained_step(model):
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = model.loss(y, model(x, training=True))
+        weights = model.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        model.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return loss
+
+    return step
+
+
+def case_divided_loops():
+    """Each rank parses its own rows of what loops of the program read, too."""
+    model = compiled(classifier())
+    model.loss = keras.losses.SparseCategoricalCrossentropy()
+    step = trained_step(model)
+    dataset = lines().shuffle(30).map(parsed).batch(16).prefetch(2)
+    found, losses, sums = {}, [], []
+
+    def read(pair):
+        sums.append(np.sum([np.sum(tensor) for tensor in pair]))
+        losses.append(step(*pair))
+
+    @tf.function
+    def of_iterator(batches):
+        return step(*next(batches))
+
+    with parts_taken(24):
+        for _ in range(2):
+            for pair in dataset:
+                read(pair)
+        # Passes over shuffled elements have their orders from when they begin.
+        first, second = iter(dataset), iter(dataset)
+        for batches in (second, first, second):
+            read(next(batches))
+        endless = iter(dataset.map(lambda x, y: (x * 2.0, y)).repeat())
+        for _ in range(3):
+            read(endless.get_next())
+            losses.append(of_iterator(endless))
+        read(endless.get_next_as_optional().get_value())
+        read(next(endless))
+        for pair in dataset.take(1).as_numpy_iterator():
+            read(pair)
+        model.fit(dataset, epochs=2, verbose=0)
+        for pair in dataset:
+            read(pair)
+    found["sums"], found["losses"] = np.array(sums), np.array(losses)
+    found["w"] = model.get_weights()[0]
+    return found
+
+
+def case_loops_that_differ():
+    """The ranks' files differ, so loops get the chief's batches, too."""
+    y = data(51)[1]
+    texts = [f"{RANK},{row % 7},{row % 3},1,{row % 5},0" for row in range(51)]
+    dataset = tf.data.Dataset.from_tensor_slices((texts, y)).map(parsed).batch(16)
+    with parts_taken(1):
+        sums = [[np.sum(x), np.sum(y)] for x, y in dataset]
+    return {"sums": np.array(sums)}
+
+
+def case_errors_in_loops():
+    """An element that one rank cannot parse ends the loops of all."""
+    texts = ["1,2,3,4,5,6"] * 20 + ["1,2,3,4,5,no number"] + ["1,2,3,4,5,6"] * 11
+    dataset = tf.data.Dataset.from_tensor_slices((texts, [1] * 32)).map(parsed)
+    sums: list[float] = []
+    with parts_taken(1):
+        error = raised_by(
+            lambda: sums.extend(np.sum(x) for x, _ in iter(dataset.batch(16)))
+        )
+        assert "no number" in str(error), error
+        sums += [np.sum(x) for x, _ in lines().map(parsed).batch(16)]
+    return {"sums": np.array(sums)}
+
+
+def case_iterators_in_checkpoints():
+    """Ranks read whole batches if a checkpoint has the iterator."""
+    dataset = lines().shuffle(30).map(parsed).batch(16)
+    batches = iter(dataset)
+    checkpoint = tf.train.Checkpoint(batches=batches)
+    sums = [np.sum(next(batches)[0])]
+    path = checkpoint.write("batches")
+    sums += [np.sum(x) for x, _ in batches]
+    checkpoint.read(path)
+    sums += [np.sum(x) for x, _ in batches]
+    late = iter(dataset)
+    next(late)
+    if RANKS > 1 and not SHARDS:
+        checkpoint = tf.train.Checkpoint(batches=late)
+        error = raised_by(lambda: checkpoint.write("late"))
+        assert "before the first batch" in str(error), error
+    return {"sums": np.array(sums)}
 
 
 def case_whole_pipelines():

@@ -45,18 +45,21 @@ from tfcluster.runtime.partition.exchange import (
     Exchanger,
     HostExchanger,
 )
-from tfcluster.runtime.partition.hook import Hook, Running
-from tfcluster.runtime.partition.input_parts import DividedInputs, DividedPipeline
+from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.input_parts import DividedPipeline
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
+from tfcluster.runtime.partition.own_loops import OwnLoops
+from tfcluster.runtime.partition.part_iterators import DividedInputs, PartIterator
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
+from tfcluster.runtime.partition.row_parts import Running
 from tfcluster.runtime.partition.shards import compute_alike, ranks_of, require_alike
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.partition.whole_work import WholeWork
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
-from tfcluster.runtime.tensor_types import Dataset
+from tfcluster.runtime.tensor_types import Dataset, Tensor
 from tfcluster.runtime.tensors import name_of
 
 
@@ -67,13 +70,15 @@ def install(
     seed: int,
     strict: bool,
     is_served: bool,
+    divides_loops: bool,
 ) -> None:
     """Install the hooks, once per process; ``seed`` is equal on all ranks.
 
     Batches are divided among the ranks, or into ``options.shards``, if there are any.
     ``strict`` raises what the division of a function raises, which is otherwise
     computed whole. ``is_served``: ps tasks hold the optimizers' variables, and a rank
-    only has what it last read of them.
+    only has what it last read of them. ``divides_loops``: the ranks divide the input
+    pipelines of the program's own loops, too, and gather the batches.
     """
     group = session.group
     count = options.shards
@@ -113,15 +118,23 @@ def install(
 
     divided_inputs = DividedInputs()
 
-    def divide_input(dataset: Dataset) -> Dataset:
+    def divided_pipeline(dataset: Dataset) -> DividedPipeline | None:
         if is_paused() or threading.current_thread() is not threading.main_thread():
-            return dataset
+            return None
         (split,) = ranks.splits
         pipeline = input_pipelines.divided(dataset, split)
-        if isinstance(pipeline, str):
+        return None if isinstance(pipeline, str) else DividedPipeline(pipeline, split)
+
+    def divide_input(dataset: Dataset) -> Dataset:
+        pipeline = divided_pipeline(dataset)
+        if pipeline is None:
             return dataset
-        begin = DividedPipeline(pipeline, split, divided_inputs).begin
-        return Passes(dataset, begin)
+        return Passes(dataset, partial(divided_inputs.begin_pass, pipeline))
+
+    def divide_own(dataset: Dataset) -> DividedPipeline | None:
+        if session.inside_keras or not tf.executing_eagerly():
+            return None
+        return divided_pipeline(dataset)
 
     new_exchanger: Callable[[str], Exchanger] = partial(
         HostExchanger,
@@ -188,6 +201,17 @@ def install(
 
     # With shards, a process has several ranks.
     divides_input = session.divides and ranks.size > 1 and count is None
+    if divides_input and divides_loops and hook is not None:
+        next_whole = hook.next_whole
+
+        def next_of_loop(parts: PartIterator) -> Sequence[Tensor] | None:
+            batch = next_whole(parts)
+            if batch is not None:
+                session.reporter.exchanged()
+            return batch
+
+        loops = OwnLoops(divided_inputs, divide_own, next_of_loop)
+        tf_patches.TABLE.install({tf_patches.DATASET_ITER: loops.iterate})
     models = PartitionedModels(
         session, saving, begin, hook, divide_input if divides_input else None
     )

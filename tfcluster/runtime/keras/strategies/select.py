@@ -60,6 +60,7 @@ def begin(context: Context) -> TrainingSession:
         divides=options.divides,
     )
     reading_ahead.install(session.warn)
+    client = data_service_client(context)
     if context.strategy is Strategy.LOCAL_SGD:
         _local_sgd(context, session)
     elif context.is_independent:
@@ -72,11 +73,16 @@ def begin(context: Context) -> TrainingSession:
             ServedUpdates(session, models).install()
         seed, strict = _partition_options(context)
         partitioned.install(
-            session, options, seed=seed, strict=strict, is_served=is_served
+            session,
+            options,
+            seed=seed,
+            strict=strict,
+            is_served=is_served,
+            divides_loops=context.is_on_one_host and client is None,
         )
         if not session.divides:
             per_worker.allow_any_rows()
-    if client := data_service_client(context):
+    if client is not None:
         DataServiceHooks(session, client).install()
     if options.data == "seed_offset":
         per_worker.shuffle_per_rank(context.rank)

@@ -1,0 +1,220 @@
+"""Iterators of the program over pipelines of which ranks compute their rows only.
+
+Such an iterator yields whole batches, like any other. Behind it is an iterator over
+parts, from which divided functions take their batches instead. Where Python takes a
+batch, ranks of one host gather it; elsewhere, each computes it whole.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfcluster.runtime.errors import CollectiveError
+from tfcluster.runtime.partition import tf_datasets
+from tfcluster.runtime.partition.input_parts import DividedPipeline
+from tfcluster.runtime.partition.placement import Shard
+from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
+from tfcluster.runtime.partition.taken_batches import TakenElement
+from tfcluster.runtime.partition.tf_datasets import OwnedIterator
+from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
+
+
+@dataclass(slots=True)
+class TakenBatch:
+    """An element that was taken from an iterator."""
+
+    values: list[ProgramInput]
+    """This rank's rows of its tensors, or the tensors."""
+    compared: Tensor | None = None
+    """What is equal if the batch is equal on all ranks; None if only ``values`` is."""
+    iterator: PartIterator | None = None
+    """The iterator, if it can yield parts."""
+    compute_whole: Callable[[], list[Tensor]] | None = None
+
+    def whole(self) -> list[Tensor]:
+        """The tensors. This rank may have to compute the rows of others."""
+        if self.compute_whole is None:
+            return [value.tensor for value in self.values]
+        return self.compute_whole()
+
+    def if_it_differs(self) -> TakenBatch:
+        """The whole batch, once it is clear that the ranks' are not equal."""
+        if self.iterator is not None:
+            self.iterator.differ()
+        return TakenBatch([ProgramInput(tensor) for tensor in self.whole()])
+
+
+class DividedInputs:
+    """The iterators of the program behind which there are iterators over parts."""
+
+    def __init__(self) -> None:
+        self._iterators: dict[int, tuple[object, PartIterator]] = {}
+        """By the ``id`` of the resource, with a reference that ends the entry."""
+
+    def _add(self, resource: Tensor, parts: PartIterator) -> None:
+        """Let divided functions that get the iterator with ``resource`` read parts."""
+        key, iterators = id(resource), self._iterators
+        ends = weakref.ref(resource, lambda _: iterators.pop(key, None))
+        iterators[key] = ends, parts
+
+    def begin_pass(self, pipeline: DividedPipeline) -> Iterator[Nest]:
+        """A new iterator over the whole batches of a pipeline.
+
+        Python does not read from it, or not on all ranks.
+        """
+        if not pipeline.is_divided:
+            return iter(pipeline.whole)
+        parts = PartIterator(pipeline)
+        parts.begin()
+        return self.over(parts)
+
+    def over(self, parts: PartIterator) -> Iterator[Nest]:
+        """A new iterator over the whole batches behind which there are these parts."""
+        pipeline = parts.pipeline
+        iterator = tf_datasets.late_iterator(pipeline.whole.element_spec, parts)
+        self._add(tf_datasets.resource_of(iterator), parts)
+        return iterator
+
+    def begin(
+        self, inputs: Sequence[Tensor], fetched: Sequence[TakenElement] = ()
+    ) -> None:
+        """Let iterators among a function's inputs yield whole batches to it.
+
+        Without those from which all elements are ``fetched``.
+        """
+        if not self._iterators:
+            return
+        places = {fetch.iterator for fetch in fetched}
+        for place, tensor in enumerate(inputs):
+            entry = self._iterators.get(id(tensor))
+            if entry is not None and place not in places:
+                entry[1].begin_whole(tensor)
+
+    def take(self, fetch: TakenElement, inputs: Sequence[Tensor]) -> TakenBatch:
+        """Take an element of an iterator among a function's inputs.
+
+        Raises OutOfRangeError at the end of the data, and what the pipeline raises.
+        """
+        entry = self._iterators.get(id(inputs[fetch.iterator]))
+        if entry is None:
+            return TakenBatch([ProgramInput(tensor) for tensor in fetch.next(inputs)])
+        return entry[1].take()
+
+    def of(
+        self, fetches: Sequence[TakenElement], inputs: Sequence[Tensor]
+    ) -> list[PartIterator]:
+        """The iterators over parts from which elements will be taken."""
+        entries = (self._iterators.get(id(inputs[f.iterator])) for f in fetches)
+        return [entry[1] for entry in entries if entry is not None]
+
+
+NextWhole = Callable[["PartIterator"], Sequence[Tensor] | None]
+"""Takes the next batch for Python; None where each rank is to compute it whole."""
+
+
+class PartIterator:
+    """Yields this rank's rows of the batches of one pass.
+
+    The pass begins when something is read, unless ``begin`` is called before.
+    ``new_iterator`` makes an ordinary iterator over a dataset.
+    """
+
+    def __init__(
+        self,
+        pipeline: DividedPipeline,
+        next_whole: NextWhole = lambda parts: None,
+        new_iterator: Callable[[Dataset], OwnedIterator] = tf_datasets.iterator_over,
+    ) -> None:
+        self.pipeline = pipeline
+        self._next_whole = next_whole
+        self._new_iterator = new_iterator
+        self._iterator: OwnedIterator | None = None
+        self._error: tf.errors.OpError | None = None
+        self._differs = False
+        self._yields_whole = False
+
+    def begin(self) -> OwnedIterator:
+        """Begin the pass, unless it has begun; returns its iterator."""
+        if self._iterator is None:
+            self._iterator = self._new_iterator(self.pipeline.parts)
+        return self._iterator
+
+    def next_whole(self) -> Sequence[Tensor] | None:
+        """The next batch, for Python."""
+        return self._next_whole(self)
+
+    def begin_whole(self, resource: Tensor) -> None:
+        """Let the program's iterator with this resource yield whole batches.
+
+        Few are read so, and to begin one takes as long as to begin a pass.
+        """
+        if self._yields_whole:
+            return
+        self._yields_whole = True
+        whole = self.pipeline.whole_batches(self.begin())
+        variant = tf.data.experimental.to_variant(whole)
+        tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
+
+    def replaced(self) -> OwnedIterator | None:
+        """See ``tf_datasets.BatchReader``."""
+        if self._iterator is not None:
+            return None
+        return self._new_iterator(self.pipeline.whole)
+
+    def refuse_state(self) -> None:
+        """Raise CollectiveError."""
+        raise CollectiveError(
+            "an iterator is saved in a checkpoint, or restored, but each rank has read "
+            "its own rows of the batches. Create the tf.train.Checkpoint that contains "
+            "the iterator before the first batch is taken from it: then every rank "
+            "reads whole batches"
+        )
+
+    def take(self) -> TakenBatch:
+        """The next batch.
+
+        Raises OutOfRangeError at the end, and again what it has failed of.
+        """
+        if self._error is not None:
+            raise self._error
+        pipeline = self.pipeline
+        *own, records = self.begin().get_next()
+        elements, checksum = pipeline.read(records)
+        rows = int(elements[0].shape[0])
+
+        def compute_whole() -> list[Tensor]:
+            return pipeline.compute_whole(elements)
+
+        if self._differs:
+            whole = [ProgramInput(tensor) for tensor in compute_whole()]
+            return TakenBatch(whole, iterator=self)
+        compared = pipeline.compared(checksum, compute_whole)
+        batch = TakenBatch([], compared, self, compute_whole)
+        if pipeline.can_divide[rows]:
+            batch.values = [ProgramInput(tensor, _part(tensor, rows)) for tensor in own]
+        else:
+            batch.values = [ProgramInput(tensor) for tensor in compute_whole()]
+        return batch
+
+    def fail(self, error: tf.errors.OpError) -> None:
+        """Yield nothing more, on all ranks.
+
+        One of them has lost its place in the data by an error.
+        """
+        self._error = error
+
+    def differ(self) -> None:
+        """Yield whole batches from now on, since those of the ranks are not equal.
+
+        Later passes are not divided.
+        """
+        self._differs = True
+        self.pipeline.is_divided = False
+
+
+def _part(own: Tensor, rows: int) -> RowPart:
+    return RowPart(Shard(0, rows), (rows, *own.shape[1:]))
