@@ -205,7 +205,8 @@ def install(
         next_whole = hook.next_whole
 
         def next_of_loop(parts: PartIterator) -> Sequence[Tensor] | None:
-            batch = next_whole(parts)
+            # Not all ranks may call a callback.
+            batch = None if session.inside_keras else next_whole(parts)
             if batch is not None:
                 session.reporter.exchanged()
             return batch
