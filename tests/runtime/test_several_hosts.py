@@ -17,6 +17,7 @@ from tests.kit.written import Values, Written
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 CASES = ("fit", "normalized", "several_steps", "tape")
+LOOPS = ("divided_loops", "errors_in_loops", "loops_that_differ")
 SEVERAL = {"HOSTS": "several", "TFCLUSTER_STRATEGY": "collective"}
 
 
@@ -32,8 +33,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
     feedback = rounded(compression="fp16", error_feedback=True)
     jobs = [
-        job("alone", 1, {"TFCLUSTER_STRATEGY": "none"}, *CASES),
+        job("alone", 1, {"TFCLUSTER_STRATEGY": "none"}, *CASES, *LOOPS),
         job("several", 2, SEVERAL, *CASES),
+        job("pairs", 4, {**SEVERAL, "HOSTS": "pairs"}, *LOOPS),
         job("three", 3, SEVERAL, "fit"),
         job("bf16", 2, rounded(compression="bf16"), "fit"),
         job("feedback", 2, feedback, "fit"),
@@ -56,6 +58,12 @@ def assert_near(ranks: list[Values], alone: Values, tolerance: float) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_it_equals_one_process(found: Written, case: str) -> None:
     assert_near(found.of("several", case), found.by(0, "alone", case), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LOOPS)
+def test_ranks_of_a_host_divide_what_loops_read(found: Written, case: str) -> None:
+    assert_near(found.of("pairs", case), found.by(0, "alone", case), 1e-5)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 """Trainings whose ranks are on several hosts.
 
 RESULTS [CASE...], as in ``cases/tools.py``. With HOSTS=several every rank counts as a
-host of its own, although all run on this machine.
+host of its own, with HOSTS=pairs two do, although all run on this machine.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.runtime.programs.cases.inputs import (  # noqa: F401 - cases of ``main``
+    case_divided_loops,
+    case_errors_in_loops,
+    case_loops_that_differ,
+)
 from tests.runtime.programs.cases.tools import RANK, compiled, data, main, results
 from tfcluster.runtime import process_group
 
-if os.environ.get("HOSTS") == "several":
+HOSTS = os.environ.get("HOSTS")
+if HOSTS:
     hooked: Any = process_group.group()._transport
-    hooked._host_key = ""
+    hooked._host_key = f"host {RANK // 2}" if HOSTS == "pairs" else ""
 
 
 def wide(*extra, first=True):

@@ -20,8 +20,8 @@ from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.part_iterators import (
     DividedInputs,
-    PartIterator,
     TakenBatch,
+    failing,
 )
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
@@ -248,7 +248,7 @@ class Hook:
             yield
             return
         made_by_all = self._programs.made_by_all(programs)
-        with _failing(iterators), made_by_all, self._together(programs.label):
+        with failing(iterators), made_by_all, self._together(programs.label):
             yield
 
     def _prepared(
@@ -290,45 +290,19 @@ class Hook:
             or self._is_paused()
         )
 
-    def next_whole(self, parts: PartIterator) -> list[Tensor] | None:
-        """The next batch of an iterator over parts, gathered for Python.
-
-        None where ranks cannot exchange anything. Raises OutOfRangeError at the end of
-        the data, and what the pipeline raises on any rank.
-        """
+    @contextmanager
+    def entering(self) -> Iterator[bool]:
+        """A context in which ranks exchange something for Python, if it yields True."""
         if self._stands_aside():
-            return None
+            yield False
+            return
         with SIGNALS:
             self._busy.now = True
             pass_point()
             try:
-                return self._next_whole(parts)
+                yield True
             finally:
                 self._busy.now = False
-
-    def _next_whole(self, parts: PartIterator) -> list[Tensor]:
-        ended: tf.errors.OutOfRangeError | None = None
-        with _failing([parts]), self._together(_NEXT):
-            try:
-                batch = parts.take()
-            except tf.errors.OutOfRangeError as error:
-                ended = error
-            else:
-                batch = self._agreed_batch(batch)
-        if ended is not None:
-            raise ended
-        return self._parts.gathered(batch.values)
-
-    def _agreed_batch(self, batch: TakenBatch) -> TakenBatch:
-        """The batch with which all ranks continue: this rank's, or the chief's."""
-        assert self._agree is not None
-        if batch.compared is not None:
-            (same,) = self._agree(_NEXT, [batch.compared], (), ())
-            if same is batch.compared:
-                return batch
-            batch = batch.if_it_differs()
-        whole = [value.tensor for value in batch.values]
-        return TakenBatch(list(map(ProgramInput, self._agree(_NEXT, whole, (), ()))))
 
     # --- parts ------------------------------------------------------------------------
 
@@ -480,21 +454,9 @@ class Hook:
             self._divided.note_whole(program.label, ops)
 
 
-@contextmanager
-def _failing(iterators: Sequence[PartIterator]) -> Iterator[None]:
-    """A context in which an error of an op is one of these iterators, too."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        for iterator in iterators:
-            iterator.fail(error)
-        raise
-
-
 def _words_of(program: RankProgram) -> Sequence[str]:
     return () if program.written is None else program.written.words
 
 
-_NEXT = "the next batch of a loop"
 _FORWARD = "__forward_"
 """The beginning of the name of a function whose gradient a tape may need."""

@@ -49,7 +49,7 @@ class DividedPipeline:
 
     def __init__(self, pipeline: BatchPipeline, split: Split) -> None:
         self._pipeline = pipeline
-        self._split = split
+        self.split = split
         self.is_divided = True
         self._is_checked = not pipeline.reads_files
         """Whether ranks have compared results of the functions."""
@@ -129,7 +129,7 @@ class DividedPipeline:
 
     def _parts(self) -> Dataset:
         """The parts of the tensors of each batch, and its record for each row."""
-        pipeline, split = self._pipeline, self._split
+        pipeline, split = self._pipeline, self.split
         size, drops = pipeline.batch_size, pipeline.drops_remainder
         can_divide = tf.constant(self.can_divide)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -46,6 +48,17 @@ class TakenBatch:
         if self.iterator is not None:
             self.iterator.differ()
         return TakenBatch([ProgramInput(tensor) for tensor in self.whole()])
+
+
+@contextmanager
+def failing(iterators: Sequence[PartIterator]) -> Iterator[None]:
+    """A context in which an error of an op is one of these iterators, too."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for iterator in iterators:
+            iterator.fail(error)
+        raise
 
 
 class DividedInputs:
@@ -102,7 +115,7 @@ class DividedInputs:
         entry = self._iterators.get(id(inputs[fetch.iterator]))
         if entry is None:
             return TakenBatch([ProgramInput(tensor) for tensor in fetch.next(inputs)])
-        return entry[1].take()
+        return entry[1].take_for_program()
 
     def of(
         self, fetches: Sequence[TakenElement], inputs: Sequence[Tensor]
@@ -112,26 +125,37 @@ class DividedInputs:
         return [entry[1] for entry in entries if entry is not None]
 
 
-NextWhole = Callable[["PartIterator"], Sequence[Tensor] | None]
-"""Takes the next batch for Python; None where each rank is to compute it whole."""
+class Loops(Protocol):
+    """What iterators of the program's own loops need."""
+
+    def next_whole(self, parts: PartIterator) -> Sequence[Tensor] | None:
+        """Take the next batch for Python; None where each rank is to compute it."""
+
+    def take_whole(self, parts: PartIterator) -> Sequence[Tensor]:
+        """Take the next batch, where ranks exchange something."""
+
+    def new_iterator(self, dataset: Dataset) -> OwnedIterator:
+        """An ordinary iterator over a dataset."""
 
 
 class PartIterator:
     """Yields this rank's rows of the batches of one pass.
 
-    The pass begins when something is read, unless ``begin`` is called before.
-    ``new_iterator`` makes an ordinary iterator over a dataset.
+    The pass begins when something is read, unless ``begin`` is called before. With
+    ``loops``, Python reads from it; if it ``is_of_host``, each host computes the whole
+    batch, and its ranks divide the rows.
     """
 
     def __init__(
         self,
         pipeline: DividedPipeline,
-        next_whole: NextWhole = lambda parts: None,
-        new_iterator: Callable[[Dataset], OwnedIterator] = tf_datasets.iterator_over,
+        loops: Loops | None = None,
+        *,
+        is_of_host: bool = False,
     ) -> None:
         self.pipeline = pipeline
-        self._next_whole = next_whole
-        self._new_iterator = new_iterator
+        self.is_of_host = is_of_host
+        self._loops = loops
         self._iterator: OwnedIterator | None = None
         self._error: tf.errors.OpError | None = None
         self._differs = False
@@ -143,9 +167,14 @@ class PartIterator:
             self._iterator = self._new_iterator(self.pipeline.parts)
         return self._iterator
 
+    def _new_iterator(self, dataset: Dataset) -> OwnedIterator:
+        if self._loops is None:
+            return tf_datasets.iterator_over(dataset)
+        return self._loops.new_iterator(dataset)
+
     def next_whole(self) -> Sequence[Tensor] | None:
         """The next batch, for Python."""
-        return self._next_whole(self)
+        return None if self._loops is None else self._loops.next_whole(self)
 
     def begin_whole(self, resource: Tensor) -> None:
         """Let the program's iterator with this resource yield whole batches.
@@ -173,6 +202,12 @@ class PartIterator:
             "the iterator before the first batch is taken from it: then every rank "
             "reads whole batches"
         )
+
+    def take_for_program(self) -> TakenBatch:
+        """The next batch, for a function that ranks divide; see ``take``."""
+        if self._loops is None or not self.is_of_host:
+            return self.take()
+        return TakenBatch(list(map(ProgramInput, self._loops.take_whole(self))))
 
     def take(self) -> TakenBatch:
         """The next batch.

@@ -152,7 +152,7 @@ class ExplainHook(Hook):
 
 
 _SEVERAL = "the function takes several batches (steps_per_execution, or a loop)"
-_OWN_LOOP = "a loop of the program reads it, so only ranks of one host divide it"
+_OWN_LOOP = "a loop of the program reads it: only the ranks of a host divide it"
 
 
 def _is_called_by_keras() -> bool:

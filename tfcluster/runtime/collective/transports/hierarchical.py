@@ -207,6 +207,13 @@ class HostTransport:
         return len({len(group) for group in self._groups}) == 1
 
     @property
+    def host_ranks(self) -> tuple[int, ...]:
+        """This rank, and those of this host if all hosts have as many."""
+        if not self.scatters:
+            return (self.rank,)
+        return next(tuple(ranks) for ranks in self._groups if self.rank in ranks)
+
+    @property
     def scatter_order(self) -> tuple[int, ...]:
         """The ranks in the order of their shards: the first of each host come first."""
         return tuple(_in_order(self._groups))
@@ -243,6 +250,16 @@ class HostTransport:
                 self.connected().transfer(*ends, self.timeout_s)
         if self._local is not None:
             self._local.allgather_shards(vector, shards.of_members)
+
+    def allgather_on_host(self, vector: Array, bounds: Sequence[int]) -> None:
+        """Copy the shards of this host's ranks into ``vector``, of shape (n,).
+
+        ``host_ranks[i]`` has what is from ``bounds[i]`` to ``bounds[i + 1]``. There is
+        more than one of these ranks.
+        """
+        assert self._local is not None
+        self._exchanged_bytes += vector.nbytes // len(bounds[1:])
+        self._local.allgather_shards(vector, bounds)
 
     def _allreduce_directly(
         self, buffer: Array, ufunc: np.ufunc, source: Array

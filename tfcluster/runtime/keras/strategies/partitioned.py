@@ -50,7 +50,7 @@ from tfcluster.runtime.partition.input_parts import DividedPipeline
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.own_loops import OwnLoops
-from tfcluster.runtime.partition.part_iterators import DividedInputs, PartIterator
+from tfcluster.runtime.partition.part_iterators import DividedInputs
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.row_parts import Running
@@ -59,7 +59,7 @@ from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.partition.whole_work import WholeWork
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
-from tfcluster.runtime.tensor_types import Dataset, Tensor
+from tfcluster.runtime.tensor_types import Dataset
 from tfcluster.runtime.tensors import name_of
 
 
@@ -118,23 +118,16 @@ def install(
 
     divided_inputs = DividedInputs()
 
-    def divided_pipeline(dataset: Dataset) -> DividedPipeline | None:
-        if is_paused() or threading.current_thread() is not threading.main_thread():
-            return None
-        (split,) = ranks.splits
-        pipeline = input_pipelines.divided(dataset, split)
-        return None if isinstance(pipeline, str) else DividedPipeline(pipeline, split)
+    def is_in_step() -> bool:
+        return not is_paused() and threading.current_thread() is threading.main_thread()
 
     def divide_input(dataset: Dataset) -> Dataset:
-        pipeline = divided_pipeline(dataset)
-        if pipeline is None:
+        (split,) = ranks.splits
+        pipeline = input_pipelines.divided(dataset, split) if is_in_step() else ""
+        if isinstance(pipeline, str):
             return dataset
-        return Passes(dataset, partial(divided_inputs.begin_pass, pipeline))
-
-    def divide_own(dataset: Dataset) -> DividedPipeline | None:
-        if session.inside_keras or not tf.executing_eagerly():
-            return None
-        return divided_pipeline(dataset)
+        divided_pipeline = DividedPipeline(pipeline, split)
+        return Passes(dataset, partial(divided_inputs.begin_pass, divided_pipeline))
 
     new_exchanger: Callable[[str], Exchanger] = partial(
         HostExchanger,
@@ -202,16 +195,21 @@ def install(
     # With shards, a process has several ranks.
     divides_input = session.divides and ranks.size > 1 and count is None
     if divides_input and divides_loops and hook is not None:
-        next_whole = hook.next_whole
 
-        def next_of_loop(parts: PartIterator) -> Sequence[Tensor] | None:
+        def is_own_loop() -> bool:
             # Not all ranks may call a callback.
-            batch = None if session.inside_keras else next_whole(parts)
-            if batch is not None:
-                session.reporter.exchanged()
-            return batch
+            in_keras = session.inside_keras
+            return is_in_step() and not in_keras and tf.executing_eagerly()
 
-        loops = OwnLoops(divided_inputs, divide_own, next_of_loop)
+        loops = OwnLoops(
+            group,
+            divided_inputs,
+            hook,
+            agree=agreement.on,
+            together=failures.together,
+            is_of_program=is_own_loop,
+            exchanged=session.reporter.exchanged,
+        )
         tf_patches.TABLE.install({tf_patches.DATASET_ITER: loops.iterate})
     models = PartitionedModels(
         session, saving, begin, hook, divide_input if divides_input else None

@@ -78,7 +78,7 @@ def begin(context: Context) -> TrainingSession:
             seed=seed,
             strict=strict,
             is_served=is_served,
-            divides_loops=context.is_on_one_host and client is None,
+            divides_loops=client is None,
         )
         if not session.divides:
             per_worker.allow_any_rows()
