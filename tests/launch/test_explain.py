@@ -194,6 +194,10 @@ def step(batches):
     return tf.reduce_sum(next(batches))
 
 step(iter(lines.map(parsed).batch(8)))
+for batch in lines.map(parsed).batch(8):
+    tf.reduce_sum(batch)
+for batch in lines.map(parsed).cache().batch(8):
+    tf.reduce_sum(batch)
 keras.Sequential([keras.layers.Dense(1)]).predict(tf.ones((8, 3)), verbose=0)
 """
 
@@ -204,8 +208,14 @@ def test_each_pipeline_with_why_it_is_whole(cluster: Cluster) -> None:
     pipelines = [
         each for function in found["functions"] for each in function["pipelines"]
     ]
+    by_host = "the ranks of each host divide the batches"
     assert {"divided": True, "reason": None} in pipelines
-    reasons = sorted(each["reason"] for each in pipelines if not each["divided"])
-    assert len(reasons) == 2
-    assert reasons[0].startswith("only the datasets of fit, evaluate and predict")
-    assert "draws random numbers" in reasons[1]
+    assert {"divided": True, "reason": by_host} in pipelines
+    (reason,) = (each["reason"] for each in pipelines if not each["divided"])
+    assert "draws random numbers" in reason
+    first, second = found["loops"]
+    assert (first["divided"], first["reason"]) == (True, by_host)
+    line = PIPELINES.splitlines().index("for batch in lines.map(parsed).batch(8):") + 1
+    assert first["line"].endswith(f"train.py:{line}")
+    assert not second["divided"]
+    assert "cache(...) comes between map() and batch()" in second["reason"]

@@ -208,7 +208,16 @@ class ExplainedPipeline(TypedDict):
     """A tf.data pipeline from which a function takes its batches."""
 
     divided: Annotated[bool, "Whether each rank computes its own rows only."]
-    reason: Annotated[str | None, "Why every rank computes whole batches."]
+    reason: Annotated[
+        str | None,
+        "Why every rank computes whole batches, or what else is to be known of it.",
+    ]
+
+
+class ExplainedLoop(ExplainedPipeline):
+    """A tf.data pipeline over which Python iterates, itself."""
+
+    line: Annotated[str | None, "Where it begins to."]
 
 
 class ExplainedFunction(TypedDict):
@@ -249,6 +258,9 @@ class Explanation(TypedDict):
         str | None, "A sentence if most of the work is not divided."
     ]
     functions: Annotated[list[ExplainedFunction], "The most costly first."]
+    loops: Annotated[
+        list[ExplainedLoop], "The datasets over which Python iterates, itself."
+    ]
 
 
 QuantityKind = Literal[

@@ -134,7 +134,7 @@ def explanation_lines(answer: Mapping[str, Any], *, brief: bool = False) -> list
         for function in divisible
         if function["rows"] is None and not answer["mostly_whole"]
     ]
-    shown += _pipelines(divisible)
+    shown += _pipelines(divisible, answer["loops"])
     for function in divisible:
         shown += _exchanged(function) + _whole(function) + function["assigned"]
     others = [function for function in functions if function not in divisible]
@@ -147,18 +147,25 @@ def explanation_lines(answer: Mapping[str, Any], *, brief: bool = False) -> list
     return shown
 
 
-def _pipelines(functions: Sequence[Function]) -> list[str]:
-    rows = [
-        (
-            function["name"],
-            "own rows" if pipeline["divided"] else "whole batches",
-            pipeline["reason"] or "",
-        )
+def _pipelines(
+    functions: Sequence[Function], loops: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    pipelines = [
+        (function["name"], pipeline)
         for function in functions
         for pipeline in function["pipelines"]
     ]
-    title = "What a rank computes of the datasets that functions read"
-    return _first(rows, ("function", "computes", "reason"), title)
+    pipelines += [(f"loop at {loop['line'] or '?'}", loop) for loop in loops]
+    rows = [
+        (
+            reader,
+            "own rows" if pipeline["divided"] else "whole batches",
+            pipeline["reason"] or "",
+        )
+        for reader, pipeline in pipelines
+    ]
+    title = "What a rank computes of the datasets that functions and loops read"
+    return _first(rows, ("read by", "computes", "reason"), title)
 
 
 def _exchanged(function: Function) -> list[str]:

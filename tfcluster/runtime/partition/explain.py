@@ -85,7 +85,15 @@ class ReadPipeline:
     divided: bool
     """Whether each rank computes its own rows only."""
     reason: str | None
-    """Why every rank computes whole batches."""
+    """Why every rank computes whole batches, or what else is to be known of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPipeline(ReadPipeline):
+    """A dataset over which Python iterates, itself."""
+
+    line: str | None
+    """Where it begins to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +131,16 @@ class FunctionReport:
         return fields
 
 
-def to_json(functions: Sequence[FunctionReport], ranks: int) -> dict[str, Any]:
+def to_json(
+    functions: Sequence[FunctionReport], loops: Sequence[LoopPipeline], ranks: int
+) -> dict[str, Any]:
     """The answer of ``tfcluster explain``, but for its version."""
     costly = sorted(functions, key=lambda function: -function.cost)
     return {
         "ranks": ranks,
         "mostly_whole": _most_whole(functions),
         "functions": [function.to_json() for function in costly],
+        "loops": [asdict(loop) for loop in loops],
     }
 
 

@@ -14,6 +14,7 @@ from tfcluster.runtime.partition import tf_datasets
 from tfcluster.runtime.partition.exchange import BUCKET_BYTES, ExchangeRequest
 from tfcluster.runtime.partition.explain import (
     FunctionReport,
+    LoopPipeline,
     ReadPipeline,
     assigned_of,
     explained,
@@ -26,6 +27,7 @@ from tfcluster.runtime.partition.program_inputs import ProgramInput
 from tfcluster.runtime.partition.programs import Programs, RankProgram
 from tfcluster.runtime.partition.taken_batches import TakenElement, handed
 from tfcluster.runtime.partition.writer import OpWriter, Ref
+from tfcluster.runtime.telemetry.stack_dump import program_line
 from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
 
 _MOST_STEPS = 8
@@ -55,6 +57,13 @@ class ExplainHook(Hook):
         entry, its dataset, and whether Keras reads it."""
         self._steps: dict[str, int] = {}
         """How often functions that train were called, by their labels."""
+        self._loops: dict[int, LoopPipeline] = {}
+        """By the ``id`` of the iterator's resource, unless a function reads from it."""
+
+    @property
+    def loops(self) -> list[LoopPipeline]:
+        """The datasets over which Python iterates, itself."""
+        return list(dict.fromkeys(self._loops.values()))
 
     def call(
         self,
@@ -117,9 +126,22 @@ class ExplainHook(Hook):
         if tf.executing_eagerly():
             resource = tf_datasets.resource_of(iterator)
             key, datasets = id(resource), self._datasets
+            is_of_keras = _is_called_by_keras()
             ends = weakref.ref(resource, lambda _: datasets.pop(key, None))
-            datasets[key] = ends, dataset, _is_called_by_keras()
+            datasets[key] = ends, dataset, is_of_keras
+            found = self._read(dataset)
+            if not is_of_keras and found.reason != NO_BATCHES:
+                divides = found.divided
+                line = program_line()
+                reason = _OWN_LOOP if divides else found.reason
+                self._loops[key] = LoopPipeline(divides, reason, line or None)
         return iterator
+
+    def _read(self, dataset: Dataset) -> ReadPipeline:
+        (split,) = self._ranks.splits
+        pipeline = divided(dataset, split)
+        reason = pipeline if isinstance(pipeline, str) else None
+        return ReadPipeline(reason is None, reason)
 
     def _pipelines(
         self, fetches: Sequence[TakenElement], inputs: Sequence[Tensor]
@@ -130,17 +152,16 @@ class ExplainHook(Hook):
         for key in map(id, inputs):
             if key not in self._datasets:
                 continue
+            self._loops.pop(key, None)
             _, dataset, is_of_keras = self._datasets[key]
-            (split,) = self._ranks.splits
-            pipeline = divided(dataset, split)
-            reason = pipeline if isinstance(pipeline, str) else None
-            if reason == NO_BATCHES:
+            found = self._read(dataset)
+            if found.reason == NO_BATCHES:
                 continue
-            if reason is None and key not in taken:
-                reason = _SEVERAL
-            if reason is None and not is_of_keras:
-                reason = _OWN_LOOP
-            read.append(ReadPipeline(reason is None, reason))
+            if found.divided and key not in taken:
+                found = ReadPipeline(divided=False, reason=_SEVERAL)
+            elif found.divided and not is_of_keras:
+                found = replace(found, reason=_OWN_LOOP)
+            read.append(found)
         return read
 
     def _end_if_seen(self, program: RankProgram) -> None:
@@ -152,7 +173,7 @@ class ExplainHook(Hook):
 
 
 _SEVERAL = "the function takes several batches (steps_per_execution, or a loop)"
-_OWN_LOOP = "a loop of the program reads it: only the ranks of a host divide it"
+_OWN_LOOP = "the ranks of each host divide the batches"
 
 
 def _is_called_by_keras() -> bool:

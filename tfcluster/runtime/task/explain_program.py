@@ -64,10 +64,10 @@ def _installed(ranks: int) -> ExplainHook:
 
 def _write(file: Path, ranks: int, watches: Sequence[ExplainHook]) -> None:
     document: dict[str, object] = {"ranks": ranks, "mostly_whole": None}
-    document["functions"] = []
+    document |= {"functions": [], "loops": []}
     if watches:
         from tfcluster.runtime.partition import explain
 
         (watch,) = watches
-        document = explain.to_json(watch.functions, ranks)
+        document = explain.to_json(watch.functions, watch.loops, ranks)
     file.write_text(json.dumps(document), encoding="utf-8")
