@@ -59,6 +59,26 @@ def loop_in_a_function(rows: int) -> list[Any]:
     return [*trained.get_weights(), totals]
 
 
+def draws_in_a_loop(rows: int) -> list[Any]:
+    """Draws from a state, also in the first call, which does not know the size."""
+    batches = iter(tf.data.Dataset.from_tensor_slices(data(rows)).batch(16).repeat())
+    scale = tf.Variable(1.0)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def steps(batches: Any) -> Any:
+        total = 0.0
+        for _ in tf.range(2):
+            x, _ = next(batches)
+            with tf.GradientTape() as tape:
+                noisy = scale * x + tf.random.normal(tf.shape(x))
+                loss = tf.reduce_mean(noisy**2)
+            scale.assign_sub(0.1 * tape.gradient(loss, scale))
+            total += loss
+        return total
+
+    return [[float(steps(batches)) for _ in range(4)], scale.numpy()]
+
+
 def loop_over_a_dataset(rows: int) -> list[Any]:
     """Losses, and weights: the loop ends early in every second epoch."""
     trained = model()
@@ -108,6 +128,7 @@ def reduced_dataset(rows: int) -> list[Any]:
 LOOPS = (
     steps_per_execution,
     loop_in_a_function,
+    draws_in_a_loop,
     loop_over_a_dataset,
     reduced_dataset,
 )

@@ -153,6 +153,31 @@ def test_draws_go_on_over_batches_of_all_sizes(kind: str) -> None:
         _assert_same(expected, found)
 
 
+def test_what_needs_the_shape_of_an_exchanged_tensor_runs_once() -> None:
+    """The shape is known before the tensor, for whose exchange the program waits."""
+
+    def calls() -> list[Array]:
+        tf.random.set_seed(4)
+        count = tf.Variable(0)
+
+        def function(x: Any) -> Any:
+            y = x / tf.reduce_sum(x)
+            count.assign_add(tf.size(y))
+            return y + tf.random.normal(tf.shape(y))
+
+        spec = tf.TensorSpec([None, 3], tf.float32)
+        traced = tf.function(function, input_signature=[spec], autograph=False)
+        drawn = [np.asarray(traced(np.ones((rows, 3)))) for rows in BATCHES]
+        return [*drawn, np.asarray(count)]
+
+    expected = calls()
+    for size in (2, 3):
+        with simulated_ranks(size, call=True):
+            found = calls()
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_allclose(other, one, rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["uniform", "gamma", "shuffle"])
 def test_draws_begin_anew_where_kernels_do(kind: str) -> None:
     """``tf.random.set_seed`` lets the ops of traced functions begin anew."""

@@ -255,23 +255,25 @@ class _Body:
         for turn, node in enumerate(nodes):
             for needed in {*node.controls, *(value.node for value in node.inputs)}:
                 users.setdefault(needed, []).append(turn)
-        turns = [i for i, node in enumerate(nodes) if node not in self._written]
+        turns = list(range(len(nodes)))
         while turns:
-            queued, waiting = set(turns), []
+            queued, waiting = set(turns), set[int]()
             pending: Pending = {}
             while turns:
                 turn = heapq.heappop(turns)
                 queued.remove(turn)
                 node = nodes[turn]
+                if node in self._written:
+                    continue
                 if self._try(node, pending):
                     new = [i for i in users.get(node, ()) if i not in queued]
                     queued.update(new)
                     for later in new:
                         heapq.heappush(turns, later)
                 elif any(value in pending for value in node.inputs):
-                    waiting.append(turn)
+                    waiting.add(turn)
             self._values.exchange(pending)
-            turns = waiting
+            turns = sorted(waiting)
         for node in nodes:
             if node not in self._written:
                 raise NotImplementedError(f"the graph of {node.name} has a circle")

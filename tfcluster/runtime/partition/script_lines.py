@@ -77,12 +77,7 @@ def _place_of(origin: Sequence[str], function: str) -> tuple[str, str] | None:
     words = iter(origin)
     current: Function | None = function_named(function)
     for word in words:
-        if current is None:
-            return None
-        if word not in current.nodes:
-            # The part of a loop's body that follows the batch it takes.
-            if word == "taken":
-                continue
+        if current is None or word not in current.nodes:
             return None
         definition = current.nodes[word].definition
         called = called_function(definition) or _body_of(definition, words)

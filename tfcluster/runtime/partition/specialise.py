@@ -431,8 +431,8 @@ class _Specialiser(ShapeGraph):
             else argument
             for argument, value in zip(unsized, values, strict=True)
         ]
-        inner = (*path, "taken")
-        bodies = [self._body(parts.rest, inputs, inner) for inputs in (unsized, sized)]
+        # A random op has the same path as where the rest is inlined, and one sequence.
+        bodies = [self._body(parts.rest, inputs, path) for inputs in (unsized, sized)]
         bodies[0].of_any_size = True
         bodies[1].rows = {i for i, value in enumerate(values) if value in batch}
         # The bodies get their names when they are written.
@@ -447,7 +447,7 @@ class _Specialiser(ShapeGraph):
             "Tout": types_of([value.dtype for value in bodies[0].outputs]),
         }
         outputs, _ = self._branch_node(
-            "If", [is_known, *values], tails, bodies, attributes, inner
+            "If", [is_known, *values], tails, bodies, attributes, path
         )
         return outputs
 
