@@ -83,6 +83,7 @@ IN_TEST_ALL = {
     "callbacks": [
         *("early_stopping", "folders_that_others_do_not_see"),
         *("goes_on_from_a_checkpoint", "slots_assigned"),
+        "writers_that_also_decide",
     ],
     "changed_gradients": [
         *("applied_in_a_conditional", "clipped_by_global_norm_in_a_graph"),

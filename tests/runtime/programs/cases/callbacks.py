@@ -349,6 +349,48 @@ def case_stopped_by_nan():
     }
 
 
+class Rates(keras.callbacks.CSVLogger):
+    """Writes a file, and does what others see as well."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["rate"] = float(self.model.optimizer.learning_rate)
+        super().on_epoch_end(epoch, logs)
+        self.model.optimizer.learning_rate = 0.05 / (epoch + 2)
+
+
+class Board(keras.callbacks.TensorBoard):
+    """Stops early; without the methods that need the package of that name."""
+
+    def _nothing(self, *_, **__):
+        pass
+
+    set_model = on_train_begin = on_train_end = on_epoch_begin = _nothing
+    on_train_batch_begin = on_train_batch_end = _nothing
+    on_test_begin = on_test_end = on_test_batch_begin = on_test_batch_end = _nothing
+
+    def __init__(self, model):
+        super().__init__("board")
+        self._stops = model
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._stops.stop_training = epoch == 2
+
+
+def case_writers_that_also_decide():
+    """Callbacks that are also writers of files are there on all ranks."""
+    x, y = data()
+    model = compiled(classifier())
+    callbacks = [Rates("rates.csv"), Board(model)]
+    history = model.fit(x, y, batch_size=16, epochs=9, verbose=0, callbacks=callbacks)
+    lines = Path("rates.csv").read_text().splitlines()
+    return {
+        **results(model, history),
+        "rates": np.array(history.history["rate"]),
+        "lines": np.array(len(lines)),
+        "name": np.array(callbacks[0].filename),
+    }
+
+
 def case_written():
     """Exports a model, and writes TensorBoard events if TensorBoard is installed."""
     x, y = data()

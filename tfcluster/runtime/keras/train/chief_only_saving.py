@@ -318,8 +318,15 @@ def _make_once(original: Callable[[str], None], path: str) -> None:
             raise
 
 
-def _no_writer(original: Callable[..., object], *args: Any, **kwargs: Any) -> object:
-    """Write no event files: only the chief does."""
+def _no_writer(
+    original: Callable[..., object], logdir: _File | None, *_: Any, **__: Any
+) -> object:
+    """Write no event files: only the chief does.
+
+    A folder that cannot be made is an error here as well.
+    """
+    if logdir is not None and private_files.are_private():
+        tf.io.gfile.makedirs(logdir)
     return tf.summary.create_noop_writer()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -27,13 +28,6 @@ _BATCH_METHODS = (
     "on_train_batch_begin",
     "on_train_batch_end",
 )
-
-
-def _chief_only() -> tuple[type[Callback], ...]:
-    """The callbacks that other ranks do not have."""
-    if private_files.are_private():
-        return (keras.callbacks.TensorBoard,)
-    return (keras.callbacks.TensorBoard, keras.callbacks.CSVLogger)
 
 
 def _listed(callbacks: Nest) -> list[Callback]:
@@ -72,33 +66,27 @@ def with_chief_only_files(
 ) -> list[Callback]:
     """The callbacks of ``fit``; those that write files write only on the chief."""
     ours: list[Callback] = []
+    shares = not private_files.are_private()
     for callback in callbacks:
-        if session.chief or not isinstance(callback, _chief_only()):
-            ours.append(callback)
-        shares = not private_files.are_private()
+        ours.append(callback)
         if shares and isinstance(callback, keras.callbacks.CSVLogger):
-            ours.append(_wait_for(callback.filename, files))
+            ours.append(_written_once(callback, session, files))
     return ours
 
 
-def _wait_for(path: object, files: ChiefOnlySaving) -> Callback:
-    """Follows a callback that writes a file, and makes all ranks wait for the file."""
-    return keras.callbacks.LambdaCallback(
-        on_train_end=lambda logs: files.wait_for(path, "end of CSVLogger")
-    )
+def _written_once(
+    logger: keras.callbacks.CSVLogger, session: TrainingSession, files: ChiefOnlySaving
+) -> Callback:
+    """Follows a CSVLogger, whose file only the chief writes; all ranks wait for it."""
+    path = logger.filename
+    if not session.chief:
+        logger.filename = os.devnull
 
+    def wait(logs: Logs | None) -> None:
+        logger.filename = path
+        files.wait_for(path, "end of CSVLogger")
 
-def for_evaluation(
-    callbacks: Nest, session: TrainingSession
-) -> CallbackList | list[Callback]:
-    """The program's callbacks for ``evaluate`` and ``predict``."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
-    return [
-        callback
-        for callback in _listed(callbacks)
-        if session.chief or not isinstance(callback, _chief_only())
-    ]
+    return keras.callbacks.LambdaCallback(on_train_end=wait)
 
 
 def looks_at_batches(callback: Callback) -> bool:

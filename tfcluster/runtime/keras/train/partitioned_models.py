@@ -22,7 +22,6 @@ from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.injected_callbacks import (
     FitPosition,
     changed_callbacks,
-    for_evaluation,
     looks_at_batches,
     with_chief_only_files,
 )
@@ -183,8 +182,6 @@ class PartitionedModels:
         tracer = None
         if not self._session.inside_keras:
             tracer = self._session.group.tracer
-            callbacks = bound.arguments.get("callbacks")
-            bound.arguments["callbacks"] = for_evaluation(callbacks, self._session)
         what = f"{original.__name__} of {model.name}"
         with translated(), self._running(model), span(tracer, KERAS, what):
             return original(*bound.args, **bound.kwargs)
