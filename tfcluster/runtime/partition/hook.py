@@ -378,7 +378,8 @@ class Hook:
         """The inputs and batches with which all ranks continue, and the program."""
         assert self._agree is not None
         first = len(values) - sum(len(batch.values) for batch in taken)
-        is_compared = [True] * first
+        is_equal = self._divided_inputs.is_equal
+        is_compared = [not is_equal(value.tensor) for value in values[:first]]
         for batch in taken:
             is_compared += [batch.compared is None] * len(batch.values)
         places = [place for place in programs.data_places(values) if is_compared[place]]
@@ -392,7 +393,7 @@ class Hook:
         if differs:
             shapes = traced_shapes(programs.function, places)
             agree_on_shapes(self._agree, programs.label, shapes)
-        if differs and not all(is_compared):
+        if differs and not all(is_compared[first:]):
             whole = [batch.if_it_differs() for batch in taken]
             values = values[:first]
             values += (value for batch in whole for value in batch.values)

@@ -11,14 +11,18 @@ in which they begin. Until then, the iterator can become one that a checkpoint s
 
 from __future__ import annotations
 
+import math
+import struct
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import contract, tf_internals
-from tfcluster.runtime.collective import Group, Signature, tensor_words
+from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.partition import tf_datasets
 from tfcluster.runtime.partition.agreement import Agree
@@ -34,7 +38,7 @@ from tfcluster.runtime.partition.part_iterators import (
 from tfcluster.runtime.partition.placement import Split
 from tfcluster.runtime.partition.program_inputs import ProgramInput
 from tfcluster.runtime.partition.tf_datasets import OwnedIterator
-from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
+from tfcluster.runtime.tensor_types import Array, Dataset, Nest, Tensor
 
 _DIVIDED = "_tfcluster_divided"
 _NEXT = "the next batch of a loop"
@@ -66,8 +70,8 @@ class OwnLoops:
         self._together = together
         self._is_of_program = is_of_program
         self._exchanged = exchanged
-        self._split: Split | None = None
-        """This rank's rows, of those of its host's ranks; None if it is not known."""
+        self._ranks: tuple[int, ...] = ()
+        """The ranks of this host; empty if they are not known."""
         self._waiting: weakref.WeakKeyDictionary[PartIterator, set[int]]
         self._waiting = weakref.WeakKeyDictionary()
         """Passes that have not begun, with the shuffled datasets that they read."""
@@ -120,49 +124,72 @@ class OwnLoops:
             except tf.errors.OutOfRangeError as error:
                 ended = error
             else:
-                batch = self._agreed(batch)
+                whole = self._agreed(batch)
         if ended is not None:
             raise ended
         self._exchanged()
-        return self._gathered(batch.values)
+        self._inputs.note_equal(whole)
+        return whole
 
-    def _agreed(self, batch: TakenBatch) -> TakenBatch:
-        """The batch with which all ranks continue: this rank's, or the chief's."""
+    def _agreed(self, batch: TakenBatch) -> list[Tensor]:
+        """The whole batch with which all ranks continue: this rank's, or the chief's.
+
+        In the exchange in which ranks find that they have the same, they gather it.
+        """
+        values = batch.values
         if batch.compared is not None:
-            (same,) = self._agree(_NEXT, [batch.compared], (), ())
-            if same is batch.compared:
-                return batch
-            batch = batch.if_it_differs()
-        whole = [value.tensor for value in batch.values]
-        return TakenBatch(list(map(ProgramInput, self._agree(_NEXT, whole, (), ()))))
+            small = _small(values)
+            note = struct.pack("<I", zlib.crc32(np.asarray(batch.compared).tobytes()))
+            data = b"".join(
+                np.asarray(value.tensor).tobytes() for value in small.values()
+            )
+            with self._group.exchange(Signature(_NEXT), note, data) as call:
+                if len(set(call.notes)) == 1:
+                    joined = self._joined(list(small.values()), call.data)
+                    found = dict(zip(small, joined, strict=True))
+                    return [
+                        found[place]
+                        if place in found
+                        else self._whole(value, call.transport)
+                        for place, value in enumerate(values)
+                    ]
+            values = batch.if_it_differs().values
+        return self._agree(_NEXT, [value.tensor for value in values], (), ())
 
-    def _gathered(self, values: Sequence[ProgramInput]) -> list[Tensor]:
-        """The whole tensors of a batch that is equal on all ranks."""
-        words = [
-            tensor_words(f"tensor {place}", value.tensor.dtype.name, value.shape)
-            for place, value in enumerate(values)
-            if value.part is not None
-        ]
-        if not words:
-            return [value.tensor for value in values]
-        with self._group.exchange(Signature("rows of a batch", tuple(words))) as call:
-            return [self._whole(call.transport, value) for value in values]
-
-    def _whole(self, transport: HostTransport, value: ProgramInput) -> Tensor:
+    def _whole(self, value: ProgramInput, transport: HostTransport) -> Tensor:
+        """The whole tensor, if each rank of this host has its rows."""
         if value.part is None:
             return value.tensor
-        assert self._split is not None
-        own, rows = np.asarray(value.tensor), value.part.shard.rows
+        own, rows = np.asarray(value.tensor), value.shape[0] or 0
         whole = np.empty((rows, *own.shape[1:]), own.dtype)
-        if whole.nbytes:
-            row_nbytes, size = whole.nbytes // rows, self._split.size
-            firsts = [rank * rows // size for rank in range(size + 1)]
-            data = whole.reshape(-1).view(np.uint8)
-            start = firsts[self._split.rank] * row_nbytes
-            data[start : start + own.nbytes] = own.reshape(-1).view(np.uint8)
-            transport.allgather_on_host(data, [row_nbytes * row for row in firsts])
-        with tf.device("CPU:0"):
-            return tf.convert_to_tensor(whole)
+        row_nbytes = whole.nbytes // rows
+        bounds = [row_nbytes * first for first in self._firsts(rows)]
+        start = bounds[self._ranks.index(self._group.rank)]
+        data = whole.reshape(-1).view(np.uint8)
+        data[start : start + own.nbytes] = own.reshape(-1).view(np.uint8)
+        transport.allgather_on_host(data, bounds)
+        return _on_cpu(whole)
+
+    def _joined(
+        self, values: Sequence[ProgramInput], data: Sequence[memoryview]
+    ) -> Iterator[Tensor]:
+        """Tensors, of all of which each rank has sent its rows."""
+        starts = dict.fromkeys(self._ranks, 0)
+        for value in values:
+            shape, dtype = value.tensor.shape[1:], value.tensor.dtype.as_numpy_dtype
+            firsts = self._firsts(value.shape[0] or 0)
+            parts = []
+            for rank, (first, end) in zip(self._ranks, pairwise(firsts), strict=True):
+                count = (end - first) * math.prod(shape)
+                flat = np.frombuffer(data[rank], dtype, count, starts[rank])
+                starts[rank] += flat.nbytes
+                parts.append(flat.reshape((end - first, *shape)))
+            yield _on_cpu(np.concatenate(parts))
+
+    def _firsts(self, rows: int) -> list[int]:
+        """The first rows of this host's ranks, and the number of rows."""
+        size = len(self._ranks)
+        return [rank * rows // size for rank in range(size + 1)]
 
     def _divided(self, dataset: Dataset) -> DividedPipeline | None:
         if not self._is_of_program():
@@ -178,16 +205,39 @@ class OwnLoops:
         pipeline = divided(dataset, Split(group.rank, group.size))
         if isinstance(pipeline, str):
             return None
-        if self._split is None:
+        if not self._ranks:
             with group.exchange(Signature("which ranks share a host")) as call:
-                ranks = call.transport.host_ranks
-            self._split = Split(ranks.index(group.rank), len(ranks))
-        if self._split.size == 1:
+                self._ranks = call.transport.host_ranks
+        ranks = self._ranks
+        if len(ranks) == 1:
             return None
-        if self._split.size < group.size:
-            pipeline = divided(dataset, self._split)
+        split = Split(ranks.index(group.rank), len(ranks))
+        if split.size < group.size:
+            pipeline = divided(dataset, split)
             assert isinstance(pipeline, BatchPipeline)
-        return DividedPipeline(pipeline, self._split)
+        return DividedPipeline(pipeline, split)
+
+
+_SMALL_BYTES = 1 << 11
+"""The most bytes of all ranks' rows that they send with the head of an exchange."""
+
+
+def _small(values: Sequence[ProgramInput]) -> dict[int, ProgramInput]:
+    """Those parts, by their places, that ranks send with the head of an exchange."""
+    small: dict[int, ProgramInput] = {}
+    nbytes = 0
+    for place, value in enumerate(values):
+        elements = math.prod(size or 0 for size in value.shape)
+        nbytes_of_value = elements * value.tensor.dtype.size
+        if value.part is not None and nbytes + nbytes_of_value <= _SMALL_BYTES:
+            nbytes += nbytes_of_value
+            small[place] = value
+    return small
+
+
+def _on_cpu(array: Array) -> Tensor:
+    with tf.device("CPU:0"):
+        return tf.convert_to_tensor(array)
 
 
 def _shuffled(dataset: Dataset) -> set[int]:

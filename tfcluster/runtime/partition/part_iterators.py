@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import tensorflow as tf
@@ -67,6 +68,18 @@ class DividedInputs:
     def __init__(self) -> None:
         self._iterators: dict[int, tuple[object, PartIterator]] = {}
         """By the ``id`` of the resource, with a reference that ends the entry."""
+        self._equal: dict[int, object] = {}
+        """By the ``id`` of a tensor that is equal on all ranks: a reference to it."""
+
+    def note_equal(self, tensors: Sequence[Tensor]) -> None:
+        """Note that tensors are equal on all ranks."""
+        for tensor in tensors:
+            forget = partial(self._equal.pop, id(tensor))
+            self._equal[id(tensor)] = weakref.ref(tensor, forget)
+
+    def is_equal(self, tensor: Tensor) -> bool:
+        """Whether a tensor is known to be equal on all ranks."""
+        return id(tensor) in self._equal
 
     def _add(self, resource: Tensor, parts: PartIterator) -> None:
         """Let divided functions that get the iterator with ``resource`` read parts."""

@@ -380,14 +380,15 @@ def case_writers_that_also_decide():
     """Callbacks that are also writers of files are there on all ranks."""
     x, y = data()
     model = compiled(classifier())
-    callbacks = [Rates("rates.csv"), Board(model)]
+    rates = Rates("rates.csv")
+    callbacks = [rates, Board(model)]
     history = model.fit(x, y, batch_size=16, epochs=9, verbose=0, callbacks=callbacks)
     lines = Path("rates.csv").read_text().splitlines()
     return {
         **results(model, history),
         "rates": np.array(history.history["rate"]),
         "lines": np.array(len(lines)),
-        "name": np.array(callbacks[0].filename),
+        "name": np.array(rates.filename),
     }
 
 
