@@ -5,15 +5,14 @@ memory that they share: Python gets whole batches. Between hosts it may take lon
 exchange a batch than to compute it, so each host computes all of it.
 
 A pass begins when something is read from its iterator, or when another pass begins that
-may have an effect on it: passes over a shuffled dataset draw their seeds in the order
-in which they begin. Until then, the iterator can become one that a checkpoint saves.
+may draw seeds for the same shuffle: all draw them from one generator, in the order in
+which they begin. Until then, the iterator can become one that a checkpoint saves.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -21,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime import contract
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.partition import tf_datasets
@@ -72,9 +71,6 @@ class OwnLoops:
         self._exchanged = exchanged
         self._ranks: tuple[int, ...] = ()
         """The ranks of this host; empty if they are not known."""
-        self._waiting: weakref.WeakKeyDictionary[PartIterator, set[int]]
-        self._waiting = weakref.WeakKeyDictionary()
-        """Passes that have not begun, with the shuffled datasets that they read."""
         self._stands_aside = False
 
     def iterate(
@@ -83,18 +79,14 @@ class OwnLoops:
         """A new iterator over a dataset; ``original`` makes an ordinary one."""
         if self._stands_aside:
             return original(dataset)
-        shuffled = _shuffled(dataset)
-        for parts, others in list(self._waiting.items()):
-            if not shuffled.isdisjoint(others):
-                del self._waiting[parts]
-                parts.begin()
+        shuffles = tf_datasets.shuffles_of(dataset)
+        self._inputs.begin_waiting(shuffles)
         pipeline = self._divided(dataset)
         if pipeline is None or not pipeline.is_divided:
             return original(dataset)
         is_of_host = pipeline.split.size < self._group.size
         parts = PartIterator(pipeline, self, is_of_host=is_of_host)
-        self._waiting[parts] = shuffled
-        return self._inputs.over(parts)
+        return self._inputs.over_late(parts, shuffles)
 
     def new_iterator(self, dataset: Dataset) -> OwnedIterator:
         """See ``Loops``."""
@@ -238,13 +230,3 @@ def _small(values: Sequence[ProgramInput]) -> dict[int, ProgramInput]:
 def _on_cpu(array: Array) -> Tensor:
     with tf.device("CPU:0"):
         return tf.convert_to_tensor(array)
-
-
-def _shuffled(dataset: Dataset) -> set[int]:
-    """The shuffled datasets among those that a dataset reads, by their ``id``."""
-    found = set()
-    for source in tf_internals.inputs_of(dataset):
-        found |= _shuffled(source)
-    if "Shuffle" in tf_internals.kind_of(dataset):
-        found.add(id(dataset))
-    return found

@@ -70,6 +70,9 @@ class DividedInputs:
         """By the ``id`` of the resource, with a reference that ends the entry."""
         self._equal: dict[int, object] = {}
         """By the ``id`` of a tensor that is equal on all ranks: a reference to it."""
+        self._waiting: weakref.WeakKeyDictionary[PartIterator, set[int]]
+        self._waiting = weakref.WeakKeyDictionary()
+        """Passes that have not begun, with the shuffles that they draw seeds for."""
 
     def note_equal(self, tensors: Sequence[Tensor]) -> None:
         """Note that tensors are equal on all ranks."""
@@ -92,6 +95,7 @@ class DividedInputs:
 
         Python does not read from it, or not on all ranks.
         """
+        self.begin_waiting(tf_datasets.shuffles_of(pipeline.whole))
         if not pipeline.is_divided:
             return iter(pipeline.whole)
         parts = PartIterator(pipeline)
@@ -105,13 +109,28 @@ class DividedInputs:
         self._add(tf_datasets.resource_of(iterator), parts)
         return iterator
 
+    def over_late(self, parts: PartIterator, shuffles: set[int]) -> Iterator[Nest]:
+        """The same, with a pass that waits; for ``shuffles`` it draws seeds."""
+        self._waiting[parts] = shuffles
+        return self.over(parts)
+
+    def begin_waiting(self, shuffles: set[int] | None = None) -> None:
+        """Begin passes that wait: those that draw seeds for these shuffles, or all."""
+        for parts, others in list(self._waiting.items()):
+            if shuffles is None or not shuffles.isdisjoint(others):
+                del self._waiting[parts]
+                parts.begin()
+
     def begin(
         self, inputs: Sequence[Tensor], fetched: Sequence[TakenElement] = ()
     ) -> None:
         """Let iterators among a function's inputs yield whole batches to it.
 
-        Without those from which all elements are ``fetched``.
+        Without those from which all elements are ``fetched``. Passes that wait begin
+        before those over datasets among the inputs.
         """
+        if self._waiting and any(tensor.dtype == tf.variant for tensor in inputs):
+            self.begin_waiting()
         if not self._iterators:
             return
         places = {fetch.iterator for fetch in fetched}

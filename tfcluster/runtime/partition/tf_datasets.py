@@ -189,6 +189,7 @@ def _shuffle_type() -> Any:
     class ShuffleDataset(base):  # type: ignore[misc]  # untyped
         def __init__(self, like: Any, dataset: Dataset) -> None:
             self._reshuffle_each_iteration = like._reshuffle_each_iteration
+            self._like = like
             variant = tf.raw_ops.ShuffleDatasetV3(
                 input_dataset=tf_internals.variant_of(dataset),
                 buffer_size=like._buffer_size,
@@ -201,6 +202,19 @@ def _shuffle_type() -> Any:
             super().__init__(dataset, variant)
 
     return ShuffleDataset
+
+
+def shuffles_of(dataset: Dataset) -> set[int]:
+    """The shuffles that passes over a dataset draw seeds for, as numbers.
+
+    One that is ``shuffled_like`` another has its number.
+    """
+    found: set[int] = set()
+    for source in tf_internals.inputs_of(dataset):
+        found |= shuffles_of(source)
+    if "Shuffle" in tf_internals.kind_of(dataset):
+        found.add(id(getattr(dataset, "_like", dataset)))
+    return found
 
 
 def buffer_size_of(dataset: Dataset) -> int:

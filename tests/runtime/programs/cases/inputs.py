@@ -188,6 +188,11 @@ def case_divided_loops():
     def of_iterator(batches):
         return step(*next(batches))
 
+    @tf.function
+    def of_dataset(batches):
+        for x, y in batches:
+            step(x, y)
+
     with parts_taken(24):
         for _ in range(2):
             for pair in dataset:
@@ -207,6 +212,11 @@ def case_divided_loops():
         model.fit(dataset, epochs=2, verbose=0)
         for pair in dataset:
             read(pair)
+        later = lines().map(parsed).shuffle(30).batch(16)
+        for other in (lambda: model.fit(later, verbose=0), lambda: of_dataset(later)):
+            first = iter(later)
+            other()
+            read(next(first))
     found["sums"], found["losses"] = np.array(sums), np.array(losses)
     found["w"] = model.get_weights()[0]
     return found
