@@ -104,6 +104,8 @@ def test_ranks_draw_the_same_numbers(jobs: Mapping[str, Ranks]) -> None:
         assert len({*own}) == 3
     assert drawn[0] == drawn[1] == drawn[2]
     assert drawn[0]["unseeded"] != drawn[0]["seeded"]
+    with_seeds, without_global_seed = drawn[0]["own_seeds"]
+    assert with_seeds == without_global_seed
     for kind in ("new", "helpers"):
         numbers = np.ravel(drawn[0][kind])
         assert len({*numbers}) == len(numbers) > 5

@@ -68,8 +68,18 @@ DATASET_SNAPSHOT = Patch(
 DATASET_SAVE = Patch(
     "tensorflow.data.Dataset", "save", "files written by the chief only"
 )
+TRACK = Patch(
+    "tensorflow.python.trackable.base.Trackable",
+    "_track_trackable",
+    "ordinary iterators in checkpoints",
+)
 SET_SEED = Patch(
     "tensorflow.random", "set_seed", "a different order of the data on each rank"
+)
+GET_SEED = Patch(
+    "tensorflow.python.framework.random_seed",
+    "get_seed",
+    "the numbers of one machine for ops with seeds, without a global seed",
 )
 NON_DETERMINISTIC_INTS = Patch(
     "tensorflow.python.ops.stateful_random_ops",

@@ -40,6 +40,18 @@ def draw_from_new():
     ]
 
 
+def draw_with_own_seeds():
+    """The numbers of ops that have seeds, and those that they draw in a new graph."""
+
+    def drawn():
+        return tf.random.uniform([], seed=7), tf.random.shuffle(tf.range(99), seed=8)
+
+    number, order = (value.numpy().tolist() for value in drawn())
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        alone = [value.tolist() for value in session.run(drawn())]
+    return [number, order], alone
+
+
 def draw_in_helper(queue):
     numbers = random.random(), random.Random().random(), np.random.default_rng()
     queue.put((*numbers[:2], float(numbers[2].random())))
@@ -58,6 +70,7 @@ def draw_in_helpers():
 
 FORK = multiprocessing.get_context("fork")
 helpers = draw_in_helpers()
+own_seeds = draw_with_own_seeds()
 unseeded = draw()
 if os.environ["TFCLUSTER_RANK"] == "0":
     # A library makes a generator on this rank only.
@@ -66,5 +79,6 @@ if os.environ["TFCLUSTER_RANK"] == "0":
 new = draw_from_new() + draw_from_new()
 keras.utils.set_random_seed(4)
 found = {"unseeded": unseeded, "new": new, "helpers": helpers, "seeded": draw()}
+found["own_seeds"] = own_seeds
 found["own"] = tempfile.mktemp(), random.SystemRandom().random()
 print(json.dumps(found), file=sys.stdout)

@@ -21,7 +21,6 @@ from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.part_iterators import (
     DividedInputs,
     TakenBatch,
-    failing,
 )
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
@@ -243,12 +242,11 @@ class Hook:
         If one rank cannot compute its rows of a batch, all raise its error. Only the
         others may have made the function's first program, and drawn seeds for it.
         """
-        iterators = self._divided_inputs.of(programs.fetches, inputs)
-        if not iterators:
+        if not self._divided_inputs.of(programs.fetches, inputs):
             yield
             return
         made_by_all = self._programs.made_by_all(programs)
-        with failing(iterators), made_by_all, self._together(programs.label):
+        with made_by_all, self._together(programs.label):
             yield
 
     def _prepared(

@@ -4,9 +4,10 @@ Each rank computes its rows of a batch, and the ranks of a host exchange them, t
 memory that they share: Python gets whole batches. Between hosts it may take longer to
 exchange a batch than to compute it, so each host computes all of it.
 
-A pass begins when something is read from its iterator, or when another pass begins that
-may draw seeds for the same shuffle: all draw them from one generator, in the order in
-which they begin. Until then, the iterator can become one that a checkpoint saves.
+A pass begins when something is read from its iterator. Until then, the iterator may get
+into a checkpoint: it becomes an ordinary one, over whole batches. It also does so when
+another pass begins that may draw seeds for the same shuffle: all draw them from one
+generator, in the order in which iterators are made.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tensorflow as tf
 from tfcluster.runtime import contract
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.partition import tf_datasets
+from tfcluster.runtime.partition import reading_ahead, tf_datasets
 from tfcluster.runtime.partition.agreement import Agree
 from tfcluster.runtime.partition.hook import Hook, Together
 from tfcluster.runtime.partition.input_parts import DividedPipeline
@@ -32,7 +33,6 @@ from tfcluster.runtime.partition.part_iterators import (
     DividedInputs,
     PartIterator,
     TakenBatch,
-    failing,
 )
 from tfcluster.runtime.partition.placement import Split
 from tfcluster.runtime.partition.program_inputs import ProgramInput
@@ -96,6 +96,12 @@ class OwnLoops:
         finally:
             self._stands_aside = False
 
+    def fill(self, resource: Tensor, dataset: Dataset) -> None:
+        """See ``Loops``."""
+        read = reading_ahead.without_autotuning(dataset)
+        variant = tf.data.experimental.to_variant(read)
+        tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
+
     def next_whole(self, parts: PartIterator) -> Sequence[Tensor] | None:
         """See ``Loops``."""
         if not self._is_of_program():
@@ -110,7 +116,7 @@ class OwnLoops:
         any rank.
         """
         ended: tf.errors.OutOfRangeError | None = None
-        with failing([parts]), self._together(_NEXT):
+        with self._together(_NEXT):
             try:
                 batch = parts.take()
             except tf.errors.OutOfRangeError as error:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -49,17 +48,6 @@ class TakenBatch:
         if self.iterator is not None:
             self.iterator.differ()
         return TakenBatch([ProgramInput(tensor) for tensor in self.whole()])
-
-
-@contextmanager
-def failing(iterators: Sequence[PartIterator]) -> Iterator[None]:
-    """A context in which an error of an op is one of these iterators, too."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        for iterator in iterators:
-            iterator.fail(error)
-        raise
 
 
 class DividedInputs:
@@ -104,22 +92,29 @@ class DividedInputs:
 
     def over(self, parts: PartIterator) -> Iterator[Nest]:
         """A new iterator over the whole batches behind which there are these parts."""
-        pipeline = parts.pipeline
-        iterator = tf_datasets.late_iterator(pipeline.whole.element_spec, parts)
-        self._add(tf_datasets.resource_of(iterator), parts)
+        spec = parts.pipeline.whole.element_spec
+        iterator = tf_datasets.late_iterator(spec, parts)
+        resource = tf_datasets.resource_of(iterator)
+        parts.resource = weakref.ref(resource)
+        self._add(resource, parts)
         return iterator
 
     def over_late(self, parts: PartIterator, shuffles: set[int]) -> Iterator[Nest]:
         """The same, with a pass that waits; for ``shuffles`` it draws seeds."""
-        self._waiting[parts] = shuffles
+        if shuffles:
+            self._waiting[parts] = shuffles
+            parts.draw_at_end()
         return self.over(parts)
 
     def begin_waiting(self, shuffles: set[int] | None = None) -> None:
-        """Begin passes that wait: those that draw seeds for these shuffles, or all."""
+        """Begin passes that wait: those that draw seeds for these shuffles, or all.
+
+        They will yield whole batches, since a checkpoint may still get their iterators.
+        """
         for parts, others in list(self._waiting.items()):
             if shuffles is None or not shuffles.isdisjoint(others):
                 del self._waiting[parts]
-                parts.begin()
+                parts.become_whole()
 
     def begin(
         self, inputs: Sequence[Tensor], fetched: Sequence[TakenElement] = ()
@@ -135,26 +130,30 @@ class DividedInputs:
             return
         places = {fetch.iterator for fetch in fetched}
         for place, tensor in enumerate(inputs):
-            entry = self._iterators.get(id(tensor))
-            if entry is not None and place not in places:
-                entry[1].begin_whole(tensor)
+            parts = self._of(tensor)
+            if parts is not None and place not in places:
+                parts.begin_whole(tensor)
 
     def take(self, fetch: TakenElement, inputs: Sequence[Tensor]) -> TakenBatch:
         """Take an element of an iterator among a function's inputs.
 
         Raises OutOfRangeError at the end of the data, and what the pipeline raises.
         """
-        entry = self._iterators.get(id(inputs[fetch.iterator]))
-        if entry is None:
+        parts = self._of(inputs[fetch.iterator])
+        if parts is None:
             return TakenBatch([ProgramInput(tensor) for tensor in fetch.next(inputs)])
-        return entry[1].take_for_program()
+        return parts.take_for_program()
 
     def of(
         self, fetches: Sequence[TakenElement], inputs: Sequence[Tensor]
     ) -> list[PartIterator]:
         """The iterators over parts from which elements will be taken."""
-        entries = (self._iterators.get(id(inputs[f.iterator])) for f in fetches)
-        return [entry[1] for entry in entries if entry is not None]
+        found = (self._of(inputs[fetch.iterator]) for fetch in fetches)
+        return [parts for parts in found if parts is not None]
+
+    def _of(self, resource: Tensor) -> PartIterator | None:
+        entry = self._iterators.get(id(resource))
+        return None if entry is None or entry[1].is_whole else entry[1]
 
 
 class Loops(Protocol):
@@ -168,6 +167,9 @@ class Loops(Protocol):
 
     def new_iterator(self, dataset: Dataset) -> OwnedIterator:
         """An ordinary iterator over a dataset."""
+
+    def fill(self, resource: Tensor, dataset: Dataset) -> None:
+        """Let the iterator with this resource be an ordinary one."""
 
 
 class PartIterator:
@@ -188,16 +190,32 @@ class PartIterator:
         self.pipeline = pipeline
         self.is_of_host = is_of_host
         self._loops = loops
+        self.is_whole = False
+        """Whether the program's iterator is an ordinary one."""
+        self.resource: weakref.ref[Tensor] | None = None
+        """That of the program's iterator."""
         self._iterator: OwnedIterator | None = None
-        self._error: tf.errors.OpError | None = None
+        self._owed: Any = None
         self._differs = False
         self._yields_whole = False
 
     def begin(self) -> OwnedIterator:
         """Begin the pass, unless it has begun; returns its iterator."""
         if self._iterator is None:
+            self._pay()
             self._iterator = self._new_iterator(self.pipeline.parts)
         return self._iterator
+
+    def draw_at_end(self) -> None:
+        """Let the pass draw its seeds even if it never begins."""
+        assert self._loops is not None
+        draw = self._loops.new_iterator
+        self._owed = weakref.finalize(self, draw, self.pipeline.whole)
+        self._owed.atexit = False
+
+    def _pay(self) -> None:
+        if self._owed is not None:
+            self._owed.detach()
 
     def _new_iterator(self, dataset: Dataset) -> OwnedIterator:
         if self._loops is None:
@@ -206,28 +224,35 @@ class PartIterator:
 
     def next_whole(self) -> Sequence[Tensor] | None:
         """The next batch, for Python."""
-        return None if self._loops is None else self._loops.next_whole(self)
+        if self._loops is None or self.is_whole:
+            return None
+        return self._loops.next_whole(self)
 
     def begin_whole(self, resource: Tensor) -> None:
         """Let the program's iterator with this resource yield whole batches.
 
         Few are read so, and to begin one takes as long as to begin a pass.
         """
-        if self._yields_whole:
+        if self._yields_whole or self.is_whole:
             return
         self._yields_whole = True
         whole = self.pipeline.whole_batches(self.begin())
         variant = tf.data.experimental.to_variant(whole)
         tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
 
-    def replaced(self) -> OwnedIterator | None:
-        """See ``tf_datasets.BatchReader``."""
-        if self._iterator is not None:
-            return None
-        return self._new_iterator(self.pipeline.whole)
+    def become_whole(self) -> None:
+        """Let the program's iterator be an ordinary one, unless the pass has begun."""
+        resource = None if self.resource is None else self.resource()
+        if self.is_whole or self._iterator or self._loops is None or resource is None:
+            return
+        self._pay()
+        self.is_whole = True
+        self._loops.fill(resource, self.pipeline.whole)
 
-    def refuse_state(self) -> None:
-        """Raise CollectiveError."""
+    def dataset(self) -> Dataset:
+        """The dataset of an ordinary iterator. Raises CollectiveError for another."""
+        if self.is_whole:
+            return self.pipeline.whole
         raise CollectiveError(
             "an iterator is saved in a checkpoint, or restored, but each rank has read "
             "its own rows of the batches. Create the tf.train.Checkpoint that contains "
@@ -244,10 +269,9 @@ class PartIterator:
     def take(self) -> TakenBatch:
         """The next batch.
 
-        Raises OutOfRangeError at the end, and again what it has failed of.
+        Raises OutOfRangeError at the end, and what the functions of its rows raise;
+        then the next call returns the batch after that.
         """
-        if self._error is not None:
-            raise self._error
         pipeline = self.pipeline
         *own, records = self.begin().get_next()
         elements, checksum = pipeline.read(records)
@@ -266,13 +290,6 @@ class PartIterator:
         else:
             batch.values = [ProgramInput(tensor) for tensor in compute_whole()]
         return batch
-
-    def fail(self, error: tf.errors.OpError) -> None:
-        """Yield nothing more, on all ranks.
-
-        One of them has lost its place in the data by an error.
-        """
-        self._error = error
 
     def differ(self) -> None:
         """Yield whole batches from now on, since those of the ranks are not equal.

@@ -75,7 +75,7 @@ class _Iterators:
         if not tf.executing_eagerly() or dataset.options().autotune.enabled is not None:
             return original(dataset)
         shuffled, is_endless = _repeated_shuffle(dataset)
-        iterator = original(_without_autotuning(dataset))
+        iterator = original(without_autotuning(dataset))
         if shuffled is not None:
             self._note(shuffled, iterator, is_endless=is_endless)
         return iterator
@@ -95,7 +95,7 @@ class _Iterators:
         self._latest[shuffled] = weakref.ref(iterator)
 
 
-def _without_autotuning(dataset: Dataset) -> Dataset:
+def without_autotuning(dataset: Dataset) -> Dataset:
     """A dataset that yields the same, the same one for all passes.
 
     TensorFlow optimises a dataset once. The result has the state from which some

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfcluster.runtime import tf_internals
@@ -25,6 +25,7 @@ _PIPELINES = "dividing pipelines of tf.data among the ranks"
 _BATCH = ("_batch_size", "_drop_remainder")
 _MAP = ("_map_func", "_preserve_cardinality")
 _SHUFFLE = ("_buffer_size", "_seed", "_seed2", "_reshuffle_each_iteration")
+_RESHUFFLES = "_reshuffle_each_iteration"
 _PARALLEL = ("_num_parallel_calls", "_deterministic")
 _IN_MEMORY = ("Tensor", "TensorSlice")
 _IN_PARALLEL = "Parallel"
@@ -71,7 +72,6 @@ NAMES = (
         "_next_internal",
         "_serialize_to_tensors",
         "_restore_from_tensors",
-        "_maybe_initialize_trackable",
     ),
 )
 
@@ -205,15 +205,17 @@ def _shuffle_type() -> Any:
 
 
 def shuffles_of(dataset: Dataset) -> set[int]:
-    """The shuffles that passes over a dataset draw seeds for, as numbers.
+    """What passes over a dataset draw seeds for, as numbers.
 
-    One that is ``shuffled_like`` another has its number.
+    A shuffle that is ``shuffled_like`` another has its number.
     """
     found: set[int] = set()
     for source in tf_internals.inputs_of(dataset):
         found |= shuffles_of(source)
-    if "Shuffle" in tf_internals.kind_of(dataset):
-        found.add(id(getattr(dataset, "_like", dataset)))
+    like = getattr(dataset, "_like", dataset)
+    kind = tf_internals.kind_of(dataset)
+    if kind == "Random" or ("Shuffle" in kind and getattr(like, _RESHUFFLES, True)):
+        found.add(id(like))
     return found
 
 
@@ -269,14 +271,11 @@ class BatchReader(Protocol):
     def begin_whole(self, resource: Tensor) -> None:
         """Let ops that read from this resource get whole batches."""
 
-    def replaced(self) -> OwnedIterator | None:
-        """An iterator that a checkpoint can have, if nothing was read so far.
+    def become_whole(self) -> None:
+        """Let the iterator be an ordinary one, unless something was read."""
 
-        The reader is not called again.
-        """
-
-    def refuse_state(self) -> None:
-        """Raise an error, as a checkpoint cannot have what the reader has read."""
+    def dataset(self) -> Dataset:
+        """The dataset of an ordinary iterator; raises an error for another."""
 
 
 def late_iterator(spec: Nest, reader: BatchReader) -> OwnedIterator:
@@ -303,10 +302,10 @@ def _late_iterator_type() -> Any:
     class LateIterator(iterator_ops.OwnedIterator):  # type: ignore[misc]  # untyped
         def __init__(self, resource: Tensor, spec: Nest, reader: BatchReader) -> None:
             super().__init__(components=[resource], element_spec=spec)
-            self._reader: BatchReader | None = reader
+            self._reader = reader
 
         def _next_internal(self) -> Nest:
-            if self._reader is not None and tf.executing_eagerly():
+            if tf.executing_eagerly():
                 batch = self._reader.next_whole()
                 if batch is not None:
                     return tf.nest.pack_sequence_as(self.element_spec, batch)
@@ -314,32 +313,31 @@ def _late_iterator_type() -> Any:
             return super()._next_internal()
 
         def get_next_as_optional(self) -> Any:
-            if self._reader is not None and tf.executing_eagerly():
+            if tf.executing_eagerly():
                 self._reader.begin_whole(self._iterator_resource)
             return super().get_next_as_optional()
 
-        def _maybe_initialize_trackable(self) -> None:
-            # Whatever gets it as an attribute calls this.
-            super()._maybe_initialize_trackable()
-            iterator: Any = None if self._reader is None else self._reader.replaced()
-            if iterator is not None:
-                self._dataset = iterator._dataset
-                self._iterator_resource = iterator._iterator_resource
-                self._reader = None
+        def tfcluster_become_whole(self) -> None:
+            self._reader.become_whole()
 
         def _serialize_to_tensors(self) -> Any:
-            self._require_state()
+            self._dataset = self._reader.dataset()
             return super()._serialize_to_tensors()
 
         def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-            self._require_state()
+            self._dataset = self._reader.dataset()
             return super()._restore_from_tensors(restored_tensors)
 
-        def _require_state(self) -> None:
-            if self._reader is not None:
-                self._reader.refuse_state()
-
     return LateIterator
+
+
+def track(
+    original: Callable[..., Any], owner: Any, one: Any, *args: Any, **keywords: Any
+) -> Any:
+    """Let an object track another one; an iterator that may be saved is ordinary."""
+    if isinstance(one, _late_iterator_type()):
+        one.tfcluster_become_whole()
+    return original(owner, one, *args, **keywords)
 
 
 def resource_of(iterator: Any) -> Tensor:

@@ -54,8 +54,12 @@ def seed_generators(seed: int, *, python: bool = True, numpy: bool = True) -> No
     around_import(("numpy",), before=lambda name: None, after=into_numpy)
 
 
-def seed_tensorflow_generators() -> None:
-    """Let those of TensorFlow take what numpy's take; see ``seed_generators``."""
+def seed_tensorflow_generators(seed: int) -> None:
+    """Let those of TensorFlow take what numpy's take; see ``seed_generators``.
+
+    ``seed`` becomes the global one, until the program sets another, for ops that have
+    no seed of their own. Those that have one draw what they draw without a global seed.
+    """
     # Imported here, because they need TensorFlow.
     import numpy as np
     import tensorflow as tf
@@ -69,7 +73,22 @@ def seed_tensorflow_generators() -> None:
         kind = tf.as_dtype(dtype)
         return tf.constant(words.astype(kind.as_numpy_dtype), kind, shape)
 
-    tf_patches.TABLE.install({tf_patches.NON_DETERMINISTIC_INTS: ints})
+    tf.random.set_seed(seed)
+    ours, _ = tf.compat.v1.get_seed(0)
+
+    def seeds(original: Any, op_seed: Any) -> Any:
+        found, of_op = original(op_seed)
+        if op_seed is None or found != ours:
+            return found, of_op
+        return _DEFAULT_GRAPH_SEED, of_op
+
+    tf_patches.TABLE.install(
+        {tf_patches.NON_DETERMINISTIC_INTS: ints, tf_patches.GET_SEED: seeds}
+    )
+
+
+_DEFAULT_GRAPH_SEED = 87654321
+"""What TensorFlow takes for the global seed if only an op has a seed."""
 
 
 class _Entropy:

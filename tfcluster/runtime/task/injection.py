@@ -77,11 +77,8 @@ def install(context: Context) -> None:
         return
 
     def into_tensorflow() -> None:
-        import tensorflow as tf
-
         if not program_kind.distributes_itself():
-            tf.random.set_seed(common_seed(context))
-            seed_tensorflow_generators()
+            seed_tensorflow_generators(common_seed(context))
         if context.options.transport == "tensorflow":
             from tfcluster.runtime import process_group
 

@@ -217,6 +217,11 @@ def case_divided_loops():
             first = iter(later)
             other()
             read(next(first))
+        # It has drawn seeds, though nothing is read from it.
+        del first
+        assert iter(later).element_spec
+        for pair in later:
+            read(pair)
     found["sums"], found["losses"] = np.array(sums), np.array(losses)
     found["w"] = model.get_weights()[0]
     return found
@@ -243,6 +248,14 @@ def case_errors_in_loops():
         )
         assert "no number" in str(error), error
         sums += [np.sum(x) for x, _ in lines().map(parsed).batch(16)]
+        batches = iter(dataset.batch(6))
+        for _ in range(9):
+            try:
+                sums.append(np.sum(next(batches)[0]))
+            except tf.errors.InvalidArgumentError:
+                sums.append(-1.0)
+            except StopIteration:
+                sums.append(-2.0)
     return {"sums": np.array(sums)}
 
 
@@ -256,6 +269,10 @@ def case_iterators_in_checkpoints():
     sums += [np.sum(x) for x, _ in batches]
     checkpoint.read(path)
     sums += [np.sum(x) for x, _ in batches]
+    other = iter(dataset)
+    checkpoint.batches = iter(dataset)
+    sums += [np.sum(next(checkpoint.batches)[0]), np.sum(next(other)[0])]
+    checkpoint.write("batches")
     late = iter(dataset)
     next(late)
     if RANKS > 1 and not SHARDS:

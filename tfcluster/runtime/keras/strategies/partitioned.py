@@ -210,7 +210,12 @@ def install(
             is_of_program=is_own_loop,
             exchanged=session.reporter.exchanged,
         )
-        tf_patches.TABLE.install({tf_patches.DATASET_ITER: loops.iterate})
+        tf_patches.TABLE.install(
+            {
+                tf_patches.DATASET_ITER: loops.iterate,
+                tf_patches.TRACK: tf_datasets.track,
+            }
+        )
     models = PartitionedModels(
         session, saving, begin, hook, divide_input if divides_input else None
     )
