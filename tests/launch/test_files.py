@@ -206,6 +206,34 @@ def test_folders_elsewhere_are_removed_and_renamed(cluster: Cluster) -> None:
     assert not (running.folder / "files").exists()
 
 
+SUMMARIES = """
+import tensorflow as tf
+writer = tf.summary.create_file_writer("events")
+scale = tf.Variable(1.0)
+
+@tf.function
+def step(batch):
+    loss = tf.reduce_mean(batch * scale)
+    with writer.as_default():
+        tf.summary.write("loss", loss, step=0)
+    scale.assign_sub(0.1 * loss)
+
+for _ in range(3):
+    step(tf.ones((8, 4)))
+writer.close()
+"""
+
+
+@needs_layers
+@pytest.mark.tensorflow
+def test_summaries_of_a_divided_function_are_the_chiefs(cluster: Cluster) -> None:
+    running = launch(cluster, SUMMARIES)
+    assert running.end() == 0, running.err
+    folder = cluster.folder / "work"
+    assert len(names(folder / "events")) == 1
+    assert ".tfcluster-events" not in names(folder)
+
+
 TEMPORARY = """
 import os, pathlib, tempfile
 

@@ -13,7 +13,7 @@ from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import Function, all_nodes, function_named
 from tfcluster.runtime.partition.programs import Programs, RankProgram
-from tfcluster.runtime.partition.rules.random import is_draw
+from tfcluster.runtime.partition.rules.random import WITH_STATE, is_draw
 from tfcluster.runtime.partition.script_lines import described
 
 
@@ -68,7 +68,8 @@ class FunctionPrograms:
             self.noted.append(program)
             self._note(program)
             if program.error is not None:
-                reason = f"{program.label} is computed whole: {program.error}"
+                draws = _draws_of(program)
+                reason = f"{program.label} is computed whole: {program.error}{draws}"
                 sys.stderr.write(f"tfcluster: {reason}\n")
             is_new = program.label not in self._without_xla
             if is_new and program.xla is not None and program.xla.left:
@@ -121,6 +122,14 @@ def _left_by_xla(program: RankProgram) -> str:
         f"{program.label} runs without XLA in part, though jit_compile is set: "
         f"{described(first.node, program.function)}{more}: {first.reason}{numbers}"
     )
+
+
+def _draws_of(program: RankProgram) -> str:
+    """What to say of the random numbers of a function that is no program."""
+    function = function_named(program.function)
+    if function is None or not any(n.op in WITH_STATE for n in all_nodes(function)):
+        return ""
+    return "; if it was divided before, its random numbers begin anew"
 
 
 def _exchanges_by_itself(function: Function) -> bool:

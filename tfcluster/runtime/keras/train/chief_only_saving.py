@@ -72,8 +72,8 @@ class ChiefOnlySaving:
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process.
 
-        On ranks other than the chief, Keras prints nothing, and no event files are
-        written if the option ``chief_only`` has ``summary``.
+        On ranks other than the chief, Keras prints nothing, and nobody sees event files
+        if the option ``chief_only`` has ``summary``.
         """
         file = self._saved_as("filepath")
         prefix = self._saved_as("file_prefix", prefix=True)
@@ -100,7 +100,7 @@ class ChiefOnlySaving:
         if not context().is_chief and "summary" in context().options.chief_only:
             tf_patches.TABLE.install(
                 {
-                    tf_patches.SUMMARY_WRITER: _no_writer,
+                    tf_patches.SUMMARY_WRITER: _own_writer,
                 },
                 always=True,
             )
@@ -318,16 +318,24 @@ def _make_once(original: Callable[[str], None], path: str) -> None:
             raise
 
 
-def _no_writer(
-    original: Callable[..., object], logdir: _File | None, *_: Any, **__: Any
+def _own_writer(
+    original: Callable[..., object], logdir: _File | None, *args: Any, **kwargs: Any
 ) -> object:
-    """Write no event files: only the chief does.
+    """Write event files that nobody sees, or none: only the chief's count.
 
-    A folder that cannot be made is an error here as well.
+    With a writer, functions have the same ops as on the chief. A folder that cannot be
+    made is an error here as well.
     """
-    if logdir is not None and private_files.are_private():
-        tf.io.gfile.makedirs(logdir)
-    return tf.summary.create_noop_writer()
+    if logdir is None:
+        return original(logdir, *args, **kwargs)
+    if not private_files.are_private():
+        return tf.summary.create_noop_writer()
+    tf.io.gfile.makedirs(logdir)
+    return original(str(Path(_EVENTS).absolute()), *args, **kwargs)
+
+
+_EVENTS = ".tfcluster-events"
+"""A folder in a rank's own layer over the working directory."""
 
 
 def _print_captured(original: Callable[..., object], *args: Any, **kwargs: Any) -> None:
