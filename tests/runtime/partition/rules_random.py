@@ -178,6 +178,34 @@ def test_what_needs_the_shape_of_an_exchanged_tensor_runs_once() -> None:
             np.testing.assert_allclose(other, one, rtol=1e-6)
 
 
+def test_draws_in_a_branch_whose_gradient_is_computed() -> None:
+    """What the branch keeps for its gradient is no batch that a loop takes."""
+
+    def calls() -> list[Array]:
+        tf.random.set_seed(4)
+        scale, goes = tf.Variable(1.0), tf.Variable(True)
+
+        def drawn(x: Any) -> Any:
+            number = tf.random.uniform([tf.shape(x)[0], 1], 0, 9, tf.int32)
+            y = x + tf.cast(number, tf.float32)
+            return tf.ensure_shape(tf.reshape(y, tf.shape(x)), x.shape)
+
+        def function(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                y = tf.cond(goes, lambda: drawn(x * scale), lambda: x * scale)
+                loss = tf.reduce_mean(tf.sin(y))
+            scale.assign_sub(0.1 * tape.gradient(loss, scale))
+            return loss
+
+        spec = tf.TensorSpec([None, 2], tf.float32)
+        traced = tf.function(function, input_signature=[spec], autograph=False)
+        return [np.asarray(traced(np.ones((5, 2)))) for _ in range(4)]
+
+    expected = calls()
+    with simulated_ranks(2):
+        np.testing.assert_allclose(calls(), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["uniform", "gamma", "shuffle"])
 def test_draws_begin_anew_where_kernels_do(kind: str) -> None:
     """``tf.random.set_seed`` lets the ops of traced functions begin anew."""

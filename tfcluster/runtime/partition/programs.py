@@ -33,7 +33,12 @@ from tfcluster.runtime.partition.rules.random import WITH_STATE, is_stateful_dra
 from tfcluster.runtime.partition.shape_graph import ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.table_lookups import gather_from_handles
-from tfcluster.runtime.partition.taken_batches import Taken, TakenElement, fetches_of
+from tfcluster.runtime.partition.taken_batches import (
+    Taken,
+    TakenElement,
+    fetches_of,
+    takes_of,
+)
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.variable_placements import VariableShards, candidates
 from tfcluster.runtime.partition.variables import VariableNames, Watched, watched
@@ -132,6 +137,7 @@ class Programs:
         self._taken_rows: int | None = None
         """The size of the first batch that a loop of the function took."""
         self._note = HostFunction(self._note_size)
+        self._takes = takes_of(function)
         self._without_batches: RankProgram | None = None
         self._draws_by_itself: bool | None = None
         """Whether it holds random ops with states; None if nobody has asked."""
@@ -275,7 +281,7 @@ class Programs:
             count = len(fetch.types)
             batches[fetch.path], rest = rest[:count], rest[count:]
         own = arguments[: len(self.function.arguments)]
-        taken = Taken(self._taken_rows, self._ranks.size, self._note)
+        taken = Taken(self._taken_rows, self._ranks.size, self._note, self._takes)
         graph = specialise(self.function, own, batches, taken)
         self._names = _names_of(graph)[: len(own)]
         pairs = zip(graph.inputs, inputs, strict=True)

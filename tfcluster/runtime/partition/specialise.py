@@ -395,7 +395,8 @@ class _Specialiser(ShapeGraph):
     ) -> OpGraph:
         graph = _Specialiser(self._taken, for_xla=self.for_xla)
         values = graph.arguments(arguments)
-        parts = None if self._taken is None else split(function)
+        taken = self._taken
+        parts = None if taken is None else split(function, taken.takes)
         if parts is None:
             outputs, _ = graph.inline(function, values, path, (), {})
         else:

@@ -20,6 +20,7 @@ from tfcluster.runtime.partition.functions import (
     SourceNode,
     called_function,
     function_named,
+    op_types,
 )
 from tfcluster.runtime.partition.graph import Value, python_value
 from tfcluster.runtime.partition.shape_graph import Path, ShapeGraph
@@ -120,7 +121,18 @@ def handed(
     return replaced
 
 
-TAKES = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
+_TAKES = frozenset(("IteratorGetNext", "IteratorGetNextSync"))
+_OF_OPTIONALS = _TAKES | {"OptionalGetValue"}
+_MAKES_OPTIONALS = frozenset(("IteratorGetNextAsOptional", "ReduceDataset"))
+
+
+def takes_of(function: Function) -> frozenset[str]:
+    """The types of the ops that take batches in a function.
+
+    Where no iterator yields optionals, those are what a branch keeps for its gradient.
+    """
+    makes = not _MAKES_OPTIONALS.isdisjoint(op_types(function))
+    return _OF_OPTIONALS if makes else _TAKES
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +145,8 @@ class Taken:
     """The fewest rows that can be divided."""
     note: HostFunction
     """Called with the size of each other batch."""
+    takes: frozenset[str]
+    """See ``takes_of``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +159,13 @@ class SplitFunction:
     """Its arguments are those of the whole function, then the outputs of ``first``."""
 
 
-def split(function: Function) -> SplitFunction | None:
-    """Split a function where it takes its first batch; None if it takes none."""
+def split(function: Function, takes: frozenset[str]) -> SplitFunction | None:
+    """Split a function where it takes its first batch; None if it takes none.
+
+    For ``takes``, see ``takes_of``.
+    """
     taking = next(
-        (n for n, node in function.nodes.items() if node.definition.op in TAKES), None
+        (n for n, node in function.nodes.items() if node.definition.op in takes), None
     )
     if taking is None:
         return None
