@@ -11,7 +11,12 @@ import tensorflow as tf
 
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.functions import Function, all_nodes, function_named
+from tfcluster.runtime.partition.functions import (
+    Function,
+    all_nodes,
+    function_named,
+    op_types,
+)
 from tfcluster.runtime.partition.programs import Programs, RankProgram
 from tfcluster.runtime.partition.rules.random import WITH_STATE, is_draw
 from tfcluster.runtime.partition.script_lines import described
@@ -127,7 +132,7 @@ def _left_by_xla(program: RankProgram) -> str:
 def _draws_of(program: RankProgram) -> str:
     """What to say of the random numbers of a function that is no program."""
     function = function_named(program.function)
-    if function is None or not any(n.op in WITH_STATE for n in all_nodes(function)):
+    if function is None or WITH_STATE.isdisjoint(op_types(function)):
         return ""
     return "; if it was divided before, its random numbers begin anew"
 

@@ -18,10 +18,7 @@ from tfcluster.runtime.partition.function_programs import FunctionPrograms
 from tfcluster.runtime.partition.functions import Function, traced_shapes
 from tfcluster.runtime.partition.optimizer_slots import OptimizerSlots
 from tfcluster.runtime.partition.own_rows import OwnRows
-from tfcluster.runtime.partition.part_iterators import (
-    DividedInputs,
-    TakenBatch,
-)
+from tfcluster.runtime.partition.part_iterators import DividedInputs, TakenBatch
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
 from tfcluster.runtime.partition.programs import Programs, RankProgram

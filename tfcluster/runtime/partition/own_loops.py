@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfcluster.runtime import contract
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.partition import reading_ahead, tf_datasets
+from tfcluster.runtime.partition import tf_datasets
 from tfcluster.runtime.partition.agreement import Agree
 from tfcluster.runtime.partition.hook import Hook, Together
 from tfcluster.runtime.partition.input_parts import DividedPipeline
@@ -95,12 +95,6 @@ class OwnLoops:
             return tf_datasets.iterator_over(dataset)
         finally:
             self._stands_aside = False
-
-    def fill(self, resource: Tensor, dataset: Dataset) -> None:
-        """See ``Loops``."""
-        read = reading_ahead.without_autotuning(dataset)
-        variant = tf.data.experimental.to_variant(read)
-        tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
 
     def next_whole(self, parts: PartIterator) -> Sequence[Tensor] | None:
         """See ``Loops``."""

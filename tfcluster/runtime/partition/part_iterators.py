@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfcluster.runtime.errors import CollectiveError
-from tfcluster.runtime.partition import tf_datasets
+from tfcluster.runtime.partition import reading_ahead, tf_datasets
 from tfcluster.runtime.partition.input_parts import DividedPipeline
 from tfcluster.runtime.partition.placement import Shard
 from tfcluster.runtime.partition.program_inputs import ProgramInput, RowPart
@@ -124,7 +124,8 @@ class DividedInputs:
         Without those from which all elements are ``fetched``. Passes that wait begin
         before those over datasets among the inputs.
         """
-        if self._waiting and any(tensor.dtype == tf.variant for tensor in inputs):
+        waits = any(parts.waits for parts in self._waiting)
+        if waits and any(tensor.dtype == tf.variant for tensor in inputs):
             self.begin_waiting()
         if not self._iterators:
             return
@@ -168,9 +169,6 @@ class Loops(Protocol):
     def new_iterator(self, dataset: Dataset) -> OwnedIterator:
         """An ordinary iterator over a dataset."""
 
-    def fill(self, resource: Tensor, dataset: Dataset) -> None:
-        """Let the iterator with this resource be an ordinary one."""
-
 
 class PartIterator:
     """Yields this rank's rows of the batches of one pass.
@@ -198,6 +196,11 @@ class PartIterator:
         self._owed: Any = None
         self._differs = False
         self._yields_whole = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the pass has not begun."""
+        return self._iterator is None and not self.is_whole
 
     def begin(self) -> OwnedIterator:
         """Begin the pass, unless it has begun; returns its iterator."""
@@ -236,18 +239,16 @@ class PartIterator:
         if self._yields_whole or self.is_whole:
             return
         self._yields_whole = True
-        whole = self.pipeline.whole_batches(self.begin())
-        variant = tf.data.experimental.to_variant(whole)
-        tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
+        tf_datasets.fill(resource, self.pipeline.whole_batches(self.begin()))
 
     def become_whole(self) -> None:
         """Let the program's iterator be an ordinary one, unless the pass has begun."""
         resource = None if self.resource is None else self.resource()
-        if self.is_whole or self._iterator or self._loops is None or resource is None:
+        if not self.waits or resource is None:
             return
         self._pay()
         self.is_whole = True
-        self._loops.fill(resource, self.pipeline.whole)
+        tf_datasets.fill(resource, reading_ahead.as_read(self.pipeline.whole))
 
     def dataset(self) -> Dataset:
         """The dataset of an ordinary iterator. Raises CollectiveError for another."""

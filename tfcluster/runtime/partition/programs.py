@@ -137,7 +137,6 @@ class Programs:
         self._taken_rows: int | None = None
         """The size of the first batch that a loop of the function took."""
         self._note = HostFunction(self._note_size)
-        self._takes = takes_of(function)
         self._without_batches: RankProgram | None = None
         self._draws_by_itself: bool | None = None
         """Whether it holds random ops with states; None if nobody has asked."""
@@ -281,7 +280,9 @@ class Programs:
             count = len(fetch.types)
             batches[fetch.path], rest = rest[:count], rest[count:]
         own = arguments[: len(self.function.arguments)]
-        taken = Taken(self._taken_rows, self._ranks.size, self._note, self._takes)
+        taken = Taken(
+            self._taken_rows, self._ranks.size, self._note, takes_of(self.function)
+        )
         graph = specialise(self.function, own, batches, taken)
         self._names = _names_of(graph)[: len(own)]
         pairs = zip(graph.inputs, inputs, strict=True)

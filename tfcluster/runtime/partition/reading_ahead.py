@@ -72,10 +72,11 @@ class _Iterators:
         self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset
     ) -> Iterator[Nest]:
         """A new iterator; ``original`` makes it."""
-        if not tf.executing_eagerly() or dataset.options().autotune.enabled is not None:
+        read = as_read(dataset) if tf.executing_eagerly() else dataset
+        if read is dataset:
             return original(dataset)
         shuffled, is_endless = _repeated_shuffle(dataset)
-        iterator = original(without_autotuning(dataset))
+        iterator = original(read)
         if shuffled is not None:
             self._note(shuffled, iterator, is_endless=is_endless)
         return iterator
@@ -95,7 +96,17 @@ class _Iterators:
         self._latest[shuffled] = weakref.ref(iterator)
 
 
-def without_autotuning(dataset: Dataset) -> Dataset:
+def as_read(dataset: Dataset) -> Dataset:
+    """The dataset over which an iterator begins a pass: without autotuning.
+
+    It is the dataset itself if the script has said whether to tune it.
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    return _without_autotuning(dataset)
+
+
+def _without_autotuning(dataset: Dataset) -> Dataset:
     """A dataset that yields the same, the same one for all passes.
 
     TensorFlow optimises a dataset once. The result has the state from which some

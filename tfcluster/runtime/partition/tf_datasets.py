@@ -294,6 +294,14 @@ def late_iterator(spec: Nest, reader: BatchReader) -> OwnedIterator:
     return owned
 
 
+def fill(resource: Tensor, dataset: Dataset) -> None:
+    """Let the iterator with this resource begin a pass over a dataset."""
+    import tensorflow as tf
+
+    variant = tf.data.experimental.to_variant(dataset)
+    tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
+
+
 @functools.cache
 def _late_iterator_type() -> Any:
     import tensorflow as tf

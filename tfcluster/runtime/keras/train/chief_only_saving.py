@@ -330,7 +330,8 @@ def _own_writer(
         return original(logdir, *args, **kwargs)
     if not private_files.are_private():
         return tf.summary.create_noop_writer()
-    tf.io.gfile.makedirs(logdir)
+    if not isinstance(logdir, tf.Tensor):
+        tf.io.gfile.makedirs(logdir)
     return original(str(Path(_EVENTS).absolute()), *args, **kwargs)
 
 

@@ -68,25 +68,34 @@ def with_chief_only_files(
     ours: list[Callback] = []
     shares = not private_files.are_private()
     for callback in callbacks:
-        ours.append(callback)
         if shares and isinstance(callback, keras.callbacks.CSVLogger):
-            ours.append(_written_once(callback, session, files))
+            ours += _written_once(callback, session, files)
+        else:
+            ours.append(callback)
     return ours
 
 
 def _written_once(
     logger: keras.callbacks.CSVLogger, session: TrainingSession, files: ChiefOnlySaving
-) -> Callback:
-    """Follows a CSVLogger, whose file only the chief writes; all ranks wait for it."""
+) -> list[Callback]:
+    """A CSVLogger, whose file only the chief writes; all ranks wait for it.
+
+    It opens its file when training begins, between the two callbacks around it.
+    """
     path = logger.filename
-    if not session.chief:
-        logger.filename = os.devnull
+
+    def divert(logs: Logs | None) -> None:
+        logger.filename = path if session.chief else os.devnull
+
+    def restore(logs: Logs | None) -> None:
+        logger.filename = path
 
     def wait(logs: Logs | None) -> None:
-        logger.filename = path
         files.wait_for(path, "end of CSVLogger")
 
-    return keras.callbacks.LambdaCallback(on_train_end=wait)
+    before = keras.callbacks.LambdaCallback(on_train_begin=divert)
+    after = keras.callbacks.LambdaCallback(on_train_begin=restore, on_train_end=wait)
+    return [before, logger, after]
 
 
 def looks_at_batches(callback: Callback) -> bool:
